@@ -1,0 +1,346 @@
+"""Lane streams in numba: encoder, decoder, and the choice of the fastest decoder for this CPU.
+
+The stream is defined in `lanes` (the plain Python reference); these kernels are bit-equal to it. A
+stream may hold several *planes* one after the other: the lanes keep their state between planes, so
+a row group pays for one flush only. State of 32 lanes:
+
+- decoder: ``buf`` uint64 (32,), bits left-aligned; ``held`` int32 (32,), how many of them are valid;
+  ``pos`` int64 (1,), the next word to take;
+- encoder: the same three (``buf`` right-aligned, ``pending`` its bits) plus the word slots that the
+  decoder will have taken by then but that are not full yet (at most two a lane).
+
+No kernel reads or writes outside its arrays, whatever the input: words past `limit` read as zero,
+and the caller compares ``pos`` with the length of the stream.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint32, uint64
+
+from lazyweights.codecs import N_LANES
+from lazyweights.codecs import vector_kernels as _vector
+
+OK, NO_CODEWORD, OUTPUT_FULL = 0, 1, 2
+
+N_SIDE_CONTEXTS = 32
+NO_CONTEXT, RUNNING_MEAN, OTHER_PLANE = 0, 1, 2
+"""How a side plane selects its table: not at all; by the running mean of the row so far; by another plane."""
+
+
+@njit(cache=True, nogil=True)
+def side_contexts(symbols: np.ndarray, kind: int, base: int, other: np.ndarray, contexts: np.ndarray) -> None:
+    """Fill the context of each symbol of a side plane (what `decode_side` finds while decoding).
+
+    Parameters
+    ----------
+    symbols : uint8 (2, columns, 32)
+    kind : NO_CONTEXT, RUNNING_MEAN or OTHER_PLANE
+    base : running mean that maps to context 1
+    other : uint8 (2, columns, 32), the plane that OTHER_PLANE looks at
+    contexts : uint8 (2, columns, 32), output, 0 .. 31
+    """
+    n_columns = symbols.shape[1]
+    for phase in range(2):
+        for lane in range(32):
+            mean16 = 0
+            for column in range(n_columns):
+                if kind == 1:
+                    s16 = np.int32(symbols[phase, column, lane]) << 4
+                    if column == 0:
+                        contexts[phase, column, lane] = 0
+                        mean16 = s16
+                    else:
+                        contexts[phase, column, lane] = 1 + min(max(((mean16 + 8) >> 4) - base, 0), 30)
+                        mean16 += (s16 - mean16) >> 2
+                elif kind == 2:
+                    contexts[phase, column, lane] = other[phase, column, lane] >> 3
+                else:
+                    contexts[phase, column, lane] = 0
+
+
+@njit(cache=True, nogil=True)
+def encode_cells(
+    symbols: np.ndarray,
+    strides: tuple,
+    tables: np.ndarray,
+    entries: np.ndarray,
+    cell_length: int,
+    n_rows: int,
+    words: np.ndarray,
+    buf: np.ndarray,
+    pending: np.ndarray,
+    held: np.ndarray,
+    slots: np.ndarray,
+    pos: np.ndarray,
+) -> int:
+    """Append one plane to a demand stream.
+
+    Parameters
+    ----------
+    symbols : uint8, flat
+        Symbol of (phase, cell, position, lane) at the dot product with `strides`.
+    strides : (phase, cell, position, lane) strides in elements
+    tables : uint8 (2, cells, 32), table number of each cell
+    entries : uint32 (n_tables, 256) of `canonical.codewords`
+    cell_length : symbols in a cell
+    n_rows : rows of the tile, 1 .. 64
+    words : uint32, output; needs 32 words of room beyond the longest possible stream
+    buf, pending, held, slots, pos : encoder state; `slots` int64 (32, 2)
+
+    Returns
+    -------
+    int : OK, NO_CODEWORD or OUTPUT_FULL.
+    """
+    phase_stride, cell_stride, position_stride, lane_stride = strides
+    n_cells = tables.shape[1]
+    p = pos[0]
+    for phase in range(2):
+        n_lanes = (n_rows + 1 - phase) // 2
+        for cell in range(n_cells):
+            for position in range(cell_length):
+                base = phase * phase_stride + cell * cell_stride + position * position_stride
+                if position % 2 == 0:
+                    if p + 32 > words.size:
+                        return 2
+                    for lane in range(n_lanes):
+                        if held[lane] < 32:
+                            slots[lane, 1 if pending[lane] + held[lane] >= 32 else 0] = p
+                            p += 1
+                            held[lane] += 32
+                for lane in range(n_lanes):
+                    entry = entries[tables[phase, cell, lane], symbols[base + lane * lane_stride]]
+                    if entry == uint32(0xFFFFFFFF):
+                        return 1
+                    length = np.int32(entry >> uint32(16))
+                    b = (buf[lane] << uint64(length)) | uint64(entry & uint32(0xFFFF))
+                    n = pending[lane] + length
+                    held[lane] -= length
+                    if n >= 32:
+                        n -= 32
+                        words[slots[lane, 0]] = uint32((b >> uint64(n)) & uint64(0xFFFFFFFF))
+                        slots[lane, 0] = slots[lane, 1]
+                    buf[lane] = b
+                    pending[lane] = n
+    pos[0] = p
+    return 0
+
+
+@njit(cache=True, nogil=True)
+def flush_lanes(
+    words: np.ndarray,
+    buf: np.ndarray,
+    pending: np.ndarray,
+    held: np.ndarray,
+    slots: np.ndarray,
+    tail: np.ndarray,
+    n_tail_bits: int,
+) -> int:
+    """Fill the words that are taken but not full with tail bits, then zeros; return the tail bits carried.
+
+    `tail` is uint8, packed from the most significant bit.
+    """
+    used = 0
+    for lane in range(32):
+        while held[lane] > 0:
+            room = min(held[lane], 32 - pending[lane])
+            b = buf[lane]
+            for _ in range(room):
+                bit = uint64(0)
+                if used < n_tail_bits:
+                    bit = uint64((tail[used >> 3] >> (7 - (used & 7))) & 1)
+                    used += 1
+                b = (b << uint64(1)) | bit
+            pending[lane] += room
+            held[lane] -= room
+            if pending[lane] == 32:
+                words[slots[lane, 0]] = uint32(b & uint64(0xFFFFFFFF))
+                slots[lane, 0] = slots[lane, 1]
+                pending[lane] = 0
+            buf[lane] = b
+    return used
+
+
+@njit(cache=True, nogil=True)
+def left_over_bits(buf: np.ndarray, held: np.ndarray, out: np.ndarray, first_bit: int) -> int:
+    """Write the decoder's left-over bits of lanes 0 .. 31 to `out` from bit `first_bit` on; return their number.
+
+    `out` is uint8, zero where it is written to, most significant bit first.
+    """
+    at = first_bit
+    for lane in range(32):
+        n = held[lane]
+        if n <= 0:
+            continue
+        b = buf[lane] & ~((uint64(1) << uint64(64 - n)) - uint64(1))
+        left = n
+        while left > 0:
+            k = at >> 3
+            shift = at & 7
+            if k < out.size:
+                out[k] |= np.uint8((b >> uint64(56 + shift)) & uint64(0xFF))
+            step = min(8 - shift, left)
+            b = b << uint64(step)
+            at += step
+            left -= step
+    return at - first_bit
+
+
+@njit(cache=True, nogil=True)
+def _decode_cells_scalar(
+    words: np.ndarray,
+    limit: int,
+    tables: np.ndarray,
+    offsets: np.ndarray,
+    cell_length: int,
+    n_lanes: int,
+    out: np.ndarray,
+    buf: np.ndarray,
+    held: np.ndarray,
+    pos: np.ndarray,
+) -> None:
+    """Decode one phase of a plane: see `decode_cells`."""
+    p = pos[0]
+    for cell in range(offsets.shape[0]):
+        for position in range(cell_length):
+            quad = position >> 2
+            shift = uint32((position & 3) * 8)
+            if position % 2 == 0:
+                for lane in range(n_lanes):
+                    if held[lane] < 32:
+                        if p < limit:
+                            buf[lane] |= uint64(words[p]) << uint64(32 - held[lane])
+                        p += 1
+                        held[lane] += 32
+            for lane in range(n_lanes):
+                b = buf[lane]
+                entry = tables[offsets[cell, lane] + np.int64(b >> uint64(53))]
+                length = entry >> 8
+                buf[lane] = b << uint64(length)
+                held[lane] -= length
+                if shift == 0:
+                    out[cell, quad, lane] = uint32(entry & 255)
+                else:
+                    out[cell, quad, lane] |= uint32(entry & 255) << shift
+    pos[0] = p
+
+
+@njit(cache=True, nogil=True)
+def _decode_side_scalar(
+    words: np.ndarray,
+    limit: int,
+    tables: np.ndarray,
+    offsets: np.ndarray,
+    kind: int,
+    base: int,
+    other: np.ndarray,
+    n_lanes: int,
+    out: np.ndarray,
+    buf: np.ndarray,
+    held: np.ndarray,
+    pos: np.ndarray,
+) -> None:
+    """Decode one phase of a side plane: see `decode_side`."""
+    p = pos[0]
+    mean16 = np.zeros(32, np.int32)
+    for column in range(out.shape[0]):
+        for lane in range(n_lanes):
+            if held[lane] < 32:
+                if p < limit:
+                    buf[lane] |= uint64(words[p]) << uint64(32 - held[lane])
+                p += 1
+                held[lane] += 32
+            context = 0
+            if kind == 1 and column > 0:
+                context = 1 + min(max(((mean16[lane] + 8) >> 4) - base, 0), 30)
+            elif kind == 2:
+                context = np.int64(other[column, lane] >> 3)
+            b = buf[lane]
+            entry = tables[offsets[context] + np.int64(b >> uint64(53))]
+            length = entry >> 8
+            buf[lane] = b << uint64(length)
+            held[lane] -= length
+            symbol = np.int32(entry & 255)
+            out[column, lane] = symbol
+            if kind == 1:
+                if column == 0:
+                    mean16[lane] = symbol << 4
+                else:
+                    mean16[lane] += ((symbol << 4) - mean16[lane]) >> 2
+    pos[0] = p
+
+
+if _vector.AVAILABLE:
+    decode_cells_phase = _vector.decode_cells_phase
+    decode_side_phase = _vector.decode_side_phase
+else:
+    decode_cells_phase = _decode_cells_scalar
+    decode_side_phase = _decode_side_scalar
+
+
+@njit(cache=True, nogil=True)
+def encode_lockstep(
+    symbols: np.ndarray, entries: np.ndarray, words: np.ndarray
+) -> int:
+    """Encode one tile in the lockstep layout with one table; return the words per lane, or -1 or -2.
+
+    Parameters
+    ----------
+    symbols : uint8 (n_rows, n_columns)
+    entries : uint32 (256,) of `canonical.codewords`
+    words : uint32, output, all zero; 32 x words per lane of it are written
+    """
+    n_rows, n_columns = symbols.shape
+    longest = 0
+    for lane in range(32):
+        b = uint64(0)
+        n = 0
+        k = 0
+        for row in range(2 * lane, min(2 * lane + 2, n_rows)):
+            for column in range(n_columns):
+                entry = entries[symbols[row, column]]
+                if entry == uint32(0xFFFFFFFF):
+                    return -1
+                length = np.int32(entry >> uint32(16))
+                b = (b << uint64(length)) | uint64(entry & uint32(0xFFFF))
+                n += length
+                if n >= 32:
+                    n -= 32
+                    if 32 * k + lane >= words.size:
+                        return -2
+                    words[32 * k + lane] = uint32((b >> uint64(n)) & uint64(0xFFFFFFFF))
+                    k += 1
+        if n > 0:
+            if 32 * k + lane >= words.size:
+                return -2
+            words[32 * k + lane] = uint32((b << uint64(32 - n)) & uint64(0xFFFFFFFF))
+            k += 1
+        longest = max(longest, k)
+    return longest
+
+
+@njit(cache=True, nogil=True)
+def decode_lockstep(words: np.ndarray, tables: np.ndarray, out: np.ndarray) -> None:
+    """Decode one lockstep tile with one table (uint16, 2048 entries and padding) into `out` (rows, columns)."""
+    n_rows, n_columns = out.shape
+    for lane in range((n_rows + 1) // 2):
+        b = uint64(0)
+        n = 0
+        k = lane
+        for row in range(2 * lane, min(2 * lane + 2, n_rows)):
+            for column in range(n_columns):
+                if n < 32:
+                    if k < words.size:
+                        b |= uint64(words[k]) << uint64(32 - n)
+                    k += 32
+                    n += 32
+                entry = tables[np.int64(b >> uint64(53))]
+                length = entry >> 8
+                b = b << uint64(length)
+                n -= length
+                out[row, column] = entry & 255
+
+
+def new_state() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a fresh decoder state (buf, held, pos)."""
+    return np.zeros(N_LANES, np.uint64), np.zeros(N_LANES, np.int32), np.zeros(1, np.int64)
