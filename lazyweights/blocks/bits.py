@@ -4,8 +4,9 @@ Bit 0 is the least significant bit. `unpack_fields_first` puts all first fields 
 fields (Q2_K: bytes 0..31 hold elements 0..31 in bits 0-1, elements 32..63 in bits 2-3, ...); `unpack_neighbours` keeps
 the fields of one byte together (Q1_0: byte 0 holds elements 0..7).
 
-All loops below go over the fields of a byte, at most eight, so that each numpy call works on long runs; the fields-first
-pair handles up to eight bytes as one word, where a shift followed by a repeated mask acts on each byte alone.
+All loops below go over the fields of a byte, at most eight, so that each numpy call works on long runs; the
+fields-first pair handles up to eight bytes as one word, where a shift followed by a repeated mask acts on each byte
+alone.
 """
 
 from __future__ import annotations

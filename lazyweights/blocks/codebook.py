@@ -43,7 +43,7 @@ from __future__ import annotations
 import numpy as np
 
 from .bits import pack_neighbours, pack_words, unpack_neighbours, unpack_words
-from .layout import BlockLayout, PlaneDict, plane
+from .layout import BlockLayout, PlaneDict, PlaneSpec, plane
 
 _SEVENS = np.arange(0, 28, 7, dtype=np.uint32)
 _THREES = np.arange(0, 12, 3, dtype=np.uint16)
@@ -179,7 +179,7 @@ def _join_iq1_m(planes: PlaneDict, blocks: np.ndarray) -> None:
     blocks[:, 48:] = pack_words(words, "<u2")
 
 
-def _specs(sub_scale: tuple[int, int], index: tuple[int, int], sign: tuple[int, int]) -> tuple:
+def _specs(sub_scale: tuple[int, int], index: tuple[int, int], sign: tuple[int, int]) -> tuple[PlaneSpec, ...]:
     return plane("scale", 1, 16), plane("sub_scale", *sub_scale), plane("index", *index), plane("sign", *sign)
 
 

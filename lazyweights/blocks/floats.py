@@ -3,9 +3,9 @@
 One element is a block. With ``m`` mantissa and ``e`` exponent bits the stored little-endian word is, from the top,
 sign (1), exponent (e), mantissa (m): F32 e = 8, m = 23; F16 e = 5, m = 10; BF16 e = 8, m = 7.
 
-Planes, one value per element: ``exponent`` = the stored (biased) exponent, uint8, below ``1 << e``; ``sign_mantissa`` =
-the mantissa with the sign bit put on top of it, below ``1 << (m + 1)``: F32 uint32, F16 uint16, BF16 uint8. The split is
-on bits, so NaN payloads and negative zeros survive.
+Planes, one value per element: ``exponent`` = the stored (biased) exponent, uint8, below ``1 << e``;
+``sign_mantissa`` = the mantissa with the sign bit put on top of it, below ``1 << (m + 1)``: F32 uint32, F16 uint16,
+BF16 uint8. The split is on bits, so NaN payloads and negative zeros survive.
 """
 
 from __future__ import annotations

@@ -22,13 +22,24 @@ IQ4_XS  h d; scales_h: 16-bit word, field j (2 bits) is bits 4-5 of scale j; sca
         qs[128]: element ``32 a + i`` is the low nibble, ``32 a + 16 + i`` the high one of byte ``16 a + i``
 ======  =====================================================================================================
 
-Planes (values per block, range): ``scale`` = raw bits of d (1; uint16, of Q8_K uint32), ``min_scale`` = raw bits of dmin
-(1, uint16), ``sub_scale`` and ``sub_min`` = the stored unsigned integers per sub-block, uint8 (Q2_K 16, < 16; Q3_K 16,
-< 64; Q4_K and Q5_K 8, < 64; Q6_K 16, raw bytes of the int8; IQ4_XS 8, < 64), ``block_sums`` = raw bits of the int16
-(16, uint16), ``codes`` = the stored unsigned codes in column order (256, uint8: < 4, 8, 16, 32, 64, 256, 16).
+Planes (values per block, range):
 
-What a code means: Q2_K, Q4_K, Q5_K ``d * sub_scale * code - dmin * sub_min``; Q3_K ``d * (sub_scale - 32) * (code - 4)``;
-Q6_K ``d * int8(sub_scale) * (code - 32)``; Q8_K ``d * int8(code)``; IQ4_XS ``d * (sub_scale - 32) * table[code]``.
+``scale``
+    Raw bits of d (1; uint16, Q8_K uint32).
+``min_scale``
+    Raw bits of dmin (1, uint16): Q2_K, Q4_K, Q5_K.
+``sub_scale``, ``sub_min``
+    The stored unsigned integers of each sub-block, uint8: Q2_K 16 values < 16 each; Q4_K and Q5_K 8 < 64 each; only
+    ``sub_scale``: Q3_K 16 < 64; Q6_K 16, the raw bytes of the int8; IQ4_XS 8 < 64.
+``block_sums``
+    Raw bits of the int16 (16, uint16): Q8_K.
+``codes``
+    The stored unsigned codes in column order (256, uint8): Q2_K < 4, Q3_K < 8, Q4_K < 16, Q5_K < 32, Q6_K < 64,
+    Q8_K raw bytes of the int8, IQ4_XS < 16.
+
+What a code means: Q2_K, Q4_K, Q5_K ``d * sub_scale * code - dmin * sub_min``; Q3_K
+``d * (sub_scale - 32) * (code - 4)``; Q6_K ``d * int8(sub_scale) * (code - 32)``; Q8_K ``d * int8(code)``; IQ4_XS
+``d * (sub_scale - 32) * table[code]`` with the table of IQ4_NL.
 """
 
 from __future__ import annotations

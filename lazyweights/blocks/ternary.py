@@ -16,9 +16,15 @@ smallest byte with these digits, ``ceil(v * 256 / 243)``. 256 bytes share 243 nu
 one of the others; ``escape`` is the byte minus the smallest byte with its digits. It is 0 throughout in files that a
 quantizer wrote, at most 1 in qs and at most 3 in qh.
 
-Planes (values per block, range): ``scale`` = raw bits of d (1, uint16); ``codes`` in column order (256, uint8): TQ1_0 the
-trits a decoder sees, < 3, TQ2_0 the stored 2 bits, < 4 (3 is never written by a quantizer); the value is
-``d * (code - 1)``. ``escape`` (TQ1_0 only; 52, uint8, < 4) in the order of the bytes, qs then qh.
+Planes (values per block, range):
+
+``scale``
+    Raw bits of d (1, uint16).
+``codes``
+    In column order (256, uint8): TQ1_0 the trits a decoder sees, < 3; TQ2_0 the stored 2 bits, < 4 (a quantizer never
+    writes 3). The value is ``d * (code - 1)``.
+``escape``
+    TQ1_0 only (52, uint8, < 4), in the order of the bytes: qs, then qh.
 """
 
 from __future__ import annotations
@@ -94,8 +100,6 @@ def _join_tq2_0(planes: PlaneDict, blocks: np.ndarray) -> None:
 
 
 TERNARY_LAYOUTS = (
-    BlockLayout(
-        34, (plane("scale", 1, 16), plane("codes", 256, 2), plane("escape", 52, 2)), _split_tq1_0, _join_tq1_0
-    ),
+    BlockLayout(34, (plane("scale", 1, 16), plane("codes", 256, 2), plane("escape", 52, 2)), _split_tq1_0, _join_tq1_0),
     BlockLayout(35, (plane("scale", 1, 16), plane("codes", 256, 2)), _split_tq2_0, _join_tq2_0),
 )

@@ -1,0 +1,117 @@
+"""Few code tables for many contexts: cluster their counts by exact coded size.
+
+Every context of every tensor has its own counts of 256 symbols. A table for each would cost more than it saves, so
+contexts share a *pool*. The clustering is Lloyd's algorithm with the coded size as distance: assign each context to the
+table that codes it in the fewest bits, rebuild each table from its contexts' counts by package-merge, repeat.
+
+Everything is exact in integers (sizes are sums below 2**53, which float64 products hold exactly whatever the order of
+summation), so the same counts give the same pool on every machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lazyweights.codecs import ALPHABET_SIZE
+from lazyweights.codecs.package_merge import code_lengths
+
+MAX_TABLES = 255
+"""Tables are numbered by bytes; one number stays free for the null table."""
+
+TABLE_COST_BITS = 800
+"""What a table must save to be kept: about what its lengths take in the file."""
+
+_ABSENT = 64  # stand-in length of a symbol that a table cannot code
+
+
+def _sizes(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Coded bits of each context under each table, exact, float64 (n_contexts, n_tables)."""
+    weights = np.where(lengths == 0, _ABSENT, lengths).astype(np.float64)
+    single = (lengths > 0).sum(axis=1) == 1
+    weights[single] = np.where(lengths[single] > 0, 0, _ABSENT)
+    out = np.empty((len(counts), len(lengths)))
+    for start in range(0, len(counts), 4096):
+        out[start : start + 4096] = counts[start : start + 4096].astype(np.float64) @ weights.T
+    return out
+
+
+def _rebuild(counts: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lengths of the used tables and each context's new table number."""
+    used, renumbered = np.unique(table_of, return_inverse=True)
+    lengths = np.zeros((len(used), ALPHABET_SIZE), np.uint8)
+    order = np.argsort(renumbered, kind="stable")
+    bounds = np.searchsorted(renumbered[order], np.arange(len(used) + 1))
+    for t in range(len(used)):
+        members = order[bounds[t] : bounds[t + 1]]
+        lengths[t] = code_lengths(counts[members].astype(np.int64).sum(axis=0))
+    return lengths, renumbered
+
+
+def _seeds(group_counts: np.ndarray, n_tables: int) -> np.ndarray:
+    """Return lengths of up to `n_tables` tables: farthest first by bits lost against each group's own table."""
+    own = np.stack([code_lengths(c) for c in group_counts])
+    own_bits = _sizes(group_counts, own).diagonal()
+    total = code_lengths(group_counts.sum(axis=0))[None]
+    seeds = [total[0]]
+    best = _sizes(group_counts, total)[:, 0]
+    while len(seeds) < n_tables:
+        loss = best - own_bits
+        k = int(np.argmax(loss))
+        if loss[k] < TABLE_COST_BITS:
+            break
+        seeds.append(own[k])
+        best = np.minimum(best, _sizes(group_counts, own[k : k + 1])[:, 0])
+    return np.stack(seeds)
+
+
+def build_pool(
+    counts: np.ndarray, groups: np.ndarray, n_tables: int = MAX_TABLES, n_rounds: int = 4
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cluster contexts into tables.
+
+    Parameters
+    ----------
+    counts : ndarray of uint32, shape (n_contexts, 256)
+        Symbol counts; every context has at least one symbol.
+    groups : ndarray of int, shape (n_contexts,)
+        Contexts that mean the same in different tensors share a group; the search starts from the groups' sums.
+    n_tables : int
+        Most tables of the pool.
+    n_rounds : int
+        Rounds of assignment and rebuilding.
+
+    Returns
+    -------
+    lengths : ndarray of uint8, shape (n_used, 256)
+    table_of : ndarray of int, shape (n_contexts,)
+        Each symbol that a context has, has a codeword in its table.
+    """
+    _, group_of = np.unique(groups, return_inverse=True)
+    group_counts = np.zeros((group_of.max() + 1, ALPHABET_SIZE), np.int64)
+    np.add.at(group_counts, group_of, counts)
+    lengths = _seeds(group_counts, n_tables)
+    for _ in range(n_rounds):
+        table_of = _sizes(counts, lengths).argmin(axis=1)
+        lengths, table_of = _rebuild(counts, table_of)
+    return _drop_small(counts, lengths, table_of)
+
+
+def _drop_small(counts: np.ndarray, lengths: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Drop the tables that save less than they cost, the least useful first."""
+    while len(lengths) > 1:
+        sizes = _sizes(counts, lengths)
+        rows = np.arange(len(counts))
+        own = sizes[rows, table_of].copy()
+        sizes[rows, table_of] = np.inf
+        saved = np.bincount(table_of, sizes.min(axis=1) - own, minlength=len(lengths))
+        useless = np.flatnonzero(saved < TABLE_COST_BITS)
+        if useless.size == 0:
+            break
+        # Dropping many at once could drop two that stand in for each other: at most a quarter, least useful first.
+        order = useless[np.argsort(saved[useless], kind="stable")]
+        gone = order[: max(1, useless.size // 4)]
+        sizes[:, gone] = np.inf
+        moved = np.isin(table_of, gone)
+        table_of = np.where(moved, sizes.argmin(axis=1), table_of)
+        lengths, table_of = _rebuild(counts, table_of)
+    return lengths, table_of

@@ -1,0 +1,70 @@
+"""Raw bits of a row group: values of fixed width, packed from the most significant bit of each byte."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+SLACK_BYTES = 8
+"""Bytes behind the last value that `unpack_bits` may read (their content does not matter)."""
+
+
+@njit(cache=True, nogil=True)
+def pack_bits(values: np.ndarray, n_bits: int, out: np.ndarray, at: int) -> int:
+    """Append the low `n_bits` (0 .. 32) of each value to `out` from bit `at` on; return the bit behind the last.
+
+    `out` is uint8 and zero from bit `at` on; `values` any unsigned integer array, read in C order.
+    """
+    flat = values.ravel()
+    if n_bits == 8 and at % 8 == 0:
+        first = at >> 3
+        for i in range(flat.size):
+            out[first + i] = np.uint8(flat[i] & 255)
+        return at + 8 * flat.size
+    if n_bits == 0:
+        return at
+    byte = at >> 3
+    count = at & 7
+    acc = uint64(out[byte] >> (8 - count)) if count else uint64(0)
+    mask = (uint64(1) << uint64(n_bits)) - uint64(1)
+    for i in range(flat.size):
+        acc = (acc << uint64(n_bits)) | (uint64(flat[i]) & mask)
+        count += n_bits
+        while count >= 8:
+            count -= 8
+            out[byte] = np.uint8((acc >> uint64(count)) & uint64(255))
+            byte += 1
+    if count:
+        out[byte] = np.uint8((acc << uint64(8 - count)) & uint64(255))
+    return at + n_bits * flat.size
+
+
+@njit(cache=True, nogil=True)
+def unpack_bits(packed: np.ndarray, at: int, n_bits: int, out: np.ndarray) -> int:
+    """Read values of `n_bits` (0 .. 32) from bit `at` on into the 1-D array `out`; return the bit behind the last."""
+    n = out.size
+    if n_bits == 0:
+        for i in range(n):
+            out[i] = 0
+        return at
+    if n_bits == 8 and at % 8 == 0:
+        first = at >> 3
+        for i in range(n):
+            out[i] = packed[first + i]
+        return at + 8 * n
+    down = uint64(64 - n_bits)
+    for i in range(n):
+        k = at >> 3
+        x = (
+            (uint64(packed[k]) << uint64(56))
+            | (uint64(packed[k + 1]) << uint64(48))
+            | (uint64(packed[k + 2]) << uint64(40))
+            | (uint64(packed[k + 3]) << uint64(32))
+            | (uint64(packed[k + 4]) << uint64(24))
+            | (uint64(packed[k + 5]) << uint64(16))
+            | (uint64(packed[k + 6]) << uint64(8))
+            | uint64(packed[k + 7])
+        )
+        out[i] = (x << uint64(at & 7)) >> down
+        at += n_bits
+    return at

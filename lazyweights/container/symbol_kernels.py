@@ -1,0 +1,99 @@
+"""Codes to coder symbols and back: several narrow codes packed into one byte; 16-bit words split in two."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, nogil=True)
+def pack_codes(codes: np.ndarray, cell_codes: int, per_symbol: int, code_bits: int) -> np.ndarray:
+    """Pack `per_symbol` codes of each cell into a byte.
+
+    Symbol i of a cell of n symbols holds the codes i, i + n, i + 2 n, ... from the low bits up.
+
+    Parameters
+    ----------
+    codes : uint8 (rows, columns)
+    cell_codes : codes of a cell
+    per_symbol : codes of a symbol
+    code_bits : bits of a code inside the symbol
+
+    Returns
+    -------
+    uint8 (rows, columns // per_symbol)
+    """
+    n_rows, columns = codes.shape
+    n = cell_codes // per_symbol
+    out = np.zeros((n_rows, columns // per_symbol), np.uint8)
+    for row in range(n_rows):
+        for cell in range(columns // cell_codes):
+            target = out[row, cell * n : (cell + 1) * n]
+            for k in range(per_symbol):
+                source = codes[row, cell * cell_codes + k * n : cell * cell_codes + (k + 1) * n]
+                shift = k * code_bits
+                for i in range(n):
+                    target[i] |= source[i] << shift
+    return out
+
+
+@njit(cache=True, nogil=True)
+def unpack_codes(symbols: np.ndarray, cell_codes: int, per_symbol: int, code_bits: int) -> np.ndarray:
+    """Inverse of `pack_codes`; bits above the codes are dropped."""
+    n_rows, width = symbols.shape
+    n = cell_codes // per_symbol
+    out = np.empty((n_rows, width * per_symbol), np.uint8)
+    mask = np.uint8((1 << code_bits) - 1)
+    for row in range(n_rows):
+        for cell in range(width // n):
+            source = symbols[row, cell * n : (cell + 1) * n]
+            for k in range(per_symbol):
+                target = out[row, cell * cell_codes + k * n : cell * cell_codes + (k + 1) * n]
+                shift = k * code_bits
+                for i in range(n):
+                    target[i] = (source[i] >> shift) & mask
+    return out
+
+
+@njit(cache=True, nogil=True)
+def split_words(words: np.ndarray) -> tuple:
+    """Split uint16 (rows, columns) into symbols (bits 14..7, uint8) and the rest (sign over bits 6..0, uint32)."""
+    symbols = np.empty(words.shape, np.uint8)
+    rest = np.empty(words.shape, np.uint32)
+    for row in range(words.shape[0]):
+        for column in range(words.shape[1]):
+            w = np.uint32(words[row, column])
+            symbols[row, column] = (w >> np.uint32(7)) & np.uint32(255)
+            rest[row, column] = (w & np.uint32(127)) | ((w >> np.uint32(8)) & np.uint32(128))
+    return symbols, rest
+
+
+@njit(cache=True, nogil=True)
+def join_words(symbols: np.ndarray, rest: np.ndarray, words: np.ndarray) -> None:
+    """Inverse of `split_words`, into uint16 `words`."""
+    for row in range(words.shape[0]):
+        for column in range(words.shape[1]):
+            r = rest[row, column]
+            words[row, column] = (
+                (np.uint32(symbols[row, column]) << np.uint32(7))
+                | (r & np.uint32(127))
+                | ((r & np.uint32(128)) << np.uint32(8))
+            )
+
+
+@njit(cache=True, nogil=True)
+def put_sides(
+    packed: np.ndarray, half_values: np.ndarray, byte_values: np.ndarray, block_bytes: int, n_blocks: int
+) -> None:
+    """Write halves (or one byte a block, where there are no halves) to the start of each block of packed rows."""
+    n_halves = half_values.shape[0]
+    for row in range(packed.shape[0]):
+        for f in range(n_halves):
+            for block in range(n_blocks):
+                v = half_values[f, row, block]
+                at = block * block_bytes + 2 * f
+                packed[row, at] = v & 255
+                packed[row, at + 1] = v >> 8
+        if n_halves == 0:
+            for block in range(n_blocks):
+                packed[row, block * block_bytes] = byte_values[row, block]
