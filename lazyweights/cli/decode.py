@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, BinaryIO
 
 from lazyweights.cli.files import (
     STDIO,
@@ -16,12 +19,17 @@ from lazyweights.cli.files import (
     show_progress,
     work_through,
 )
-from lazyweights.cli.messages import UsageError, rate_text, say, seconds_text
-from lazyweights.cli.messages import size_text as size
+from lazyweights.cli.messages import UsageError, rate_text, say, seconds_text, size_text
 from lazyweights.cli.options import add_output, add_threads, add_verbosity
 from lazyweights.cli.options import add_parser as add_verb_parser
 from lazyweights.cli.progress import progress_bar
 from lazyweights.errors import LazyWeightsError
+
+if TYPE_CHECKING:
+    from lazyweights.container.decoder import DecodeResult
+    from lazyweights.container.encoder import Progress
+
+BUFFER_BYTES = 1 << 20
 
 EXAMPLES = """\
   lazyweights decode model.gguf.lw                          write model.gguf
@@ -60,46 +68,59 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _decode(args: argparse.Namespace, path: str) -> None:
-    from lazyweights.container.atomic import AtomicFile, source_name
-    from lazyweights.container.decoder import decode_file, decode_stream
-
-    to_stdout = args.stdout or (path == STDIO and args.output is None)
-    label = "standard input" if path == STDIO else path
-    sink = _standard_output() if to_stdout else None
-    if path != STDIO:
+    from_stdin = path == STDIO
+    label = "standard input" if from_stdin else path
+    if not from_stdin:
         require_coded(path)
-    # The bar and data on the same terminal would overwrite each other; a refusal above leaves only pipes and files.
-    with progress_bar(os.path.basename(label), show_progress(args)) as progress:
-        if path == STDIO:
-            source = _standard_input()
-            if sink is not None:
-                result = decode_stream(source, sink, progress=progress)
-            else:
-                with AtomicFile(args.output, args.force) as file:
-                    result = decode_stream(source, file, progress=progress)
-        elif sink is not None:
-            with open(path, "rb") as source:
-                result = decode_stream(source, sink, progress=progress)
-        else:
-            seen = identity(path)
-            output = source_name(path) if args.output is None else args.output
-            result = decode_file(path, output, threads=args.threads, force=args.force, progress=progress)
-        if sink is not None:
-            sink.flush()
+    seen = None if from_stdin else identity(path)
+    to_stdout = args.stdout or (from_stdin and args.output is None)
+    with (
+        _standard_output() if to_stdout else nullcontext() as sink,
+        progress_bar(os.path.basename(label), show_progress(args)) as progress,
+    ):
+        result = _decode_to(args, path, sink, progress)
     if not args.quiet:
         rate = f" ({rate_text(result.source_bytes, result.seconds)})" if args.verbose else ""
-        sizes = f"{size(result.coded_bytes)} -> {size(result.source_bytes)}"
+        sizes = f"{size_text(result.coded_bytes)} -> {size_text(result.source_bytes)}"
         say(f"{label}: {sizes}, {seconds_text(result.seconds)}{rate}")
-    if args.rm:
+    if args.rm and seen is not None:
         remove_input(path, seen)
 
 
-def _standard_output() -> BinaryIO:
+def _decode_to(
+    args: argparse.Namespace, path: str, sink: BinaryIO | None, progress: Callable[[Progress], None] | None
+) -> DecodeResult:
+    """Decode to `sink`, or to a file where it is None."""
+    from lazyweights.container.atomic import AtomicFile, source_name
+    from lazyweights.container.decoder import decode_file, decode_stream
+
+    if path == STDIO:
+        source = _standard_input()
+        if sink is not None:
+            return decode_stream(source, sink, progress=progress)
+        with AtomicFile(args.output, args.force) as file:
+            return decode_stream(source, file, progress=progress)
+    if sink is not None:
+        with open(path, "rb") as source:
+            return decode_stream(source, sink, progress=progress)
+    output = source_name(path) if args.output is None else args.output
+    return decode_file(path, output, threads=args.threads, force=args.force, progress=progress)
+
+
+@contextmanager
+def _standard_output() -> Iterator[BinaryIO]:
+    """Standard output with a buffer of its own, so that what could not be written is not tried again at exit."""
     if sys.stdout is None:
         raise LazyWeightsError("standard output is closed")
     if is_terminal(sys.stdout):
         raise LazyWeightsError("standard output is a terminal: name a file with -o, or pipe it on")
-    return sys.stdout.buffer
+    sink = io.BufferedWriter(io.FileIO(sys.stdout.fileno(), "w", closefd=False), BUFFER_BYTES)
+    try:
+        yield sink
+        sink.flush()
+    finally:
+        with suppress(OSError):
+            sink.close()
 
 
 def _standard_input() -> BinaryIO:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TYPE_CHECKING
 
 from lazyweights.cli.files import STDIO, identity, remove_input, require_gguf, show_progress, work_through
-from lazyweights.cli.messages import UsageError, bpw_text, rate_text, saving_text, say, say_warning, seconds_text
-from lazyweights.cli.messages import size_text as size
+from lazyweights.cli.messages import (
+    UsageError,
+    bpw_text,
+    rate_text,
+    saving_text,
+    say,
+    say_warning,
+    seconds_text,
+    size_text,
+)
 from lazyweights.cli.options import add_output, add_threads, add_verbosity
 from lazyweights.cli.options import add_parser as add_verb_parser
 from lazyweights.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from lazyweights.container.encoder import EncodeResult
 
 EXAMPLES = """\
   lazyweights encode model.gguf                 write model.gguf.lw
@@ -76,11 +88,7 @@ def _encode(args: argparse.Namespace, path: str) -> None:
     if not args.quiet:
         if result.problem:
             say_warning(f"{path}: {result.problem}; such bytes are kept as they are")
-        before, after, n_weights = result.source_bytes, result.coded_bytes, result.n_weights
-        bits = ""
-        if n_weights:
-            bits = f", {bpw_text(before, n_weights)} -> {bpw_text(after, n_weights)} bits per weight"
-        say(f"{path}: {size(before)} -> {size(after)} ({saving_text(before, after)}){bits}, {seconds_text(result.seconds)}")
+        say(f"{path}: {_summary(result)}")
     if args.verbose:
         from lazyweights.cli.report_text import print_type_table
         from lazyweights.container.inspect import inspect_file
@@ -89,3 +97,11 @@ def _encode(args: argparse.Namespace, path: str) -> None:
         print_type_table(inspect_file(output), to_stderr=True)
     if args.rm:
         remove_input(path, seen)
+
+
+def _summary(result: EncodeResult) -> str:
+    before, after, n_weights = result.source_bytes, result.coded_bytes, result.n_weights
+    parts = [f"{size_text(before)} -> {size_text(after)} ({saving_text(before, after)})"]
+    if n_weights:
+        parts.append(f"{bpw_text(before, n_weights)} -> {bpw_text(after, n_weights)} bits per weight")
+    return ", ".join([*parts, seconds_text(result.seconds)])

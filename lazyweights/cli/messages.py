@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from lazyweights.errors import LazyWeightsError
 
@@ -31,10 +32,8 @@ def printable(text: object) -> str:
 
 def say(text: str) -> None:
     """Print a line on stderr."""
-    try:
+    with suppress(OSError, ValueError):  # stderr is closed or full: nobody is left to tell
         print(printable(text), file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass  # stderr is closed or full: nobody is left to tell
 
 
 def say_error(text: str) -> None:
@@ -84,11 +83,11 @@ def size_text(n_bytes: int) -> str:
 def count_text(count: int) -> str:
     """Write a count of weights as model names do.
 
-    >>> count_text(576), count_text(134_515_008), count_text(7_241_732_096)
-    ('576', '134.5 M', '7.242 B')
+    >>> count_text(35136), count_text(134_515_008), count_text(7_241_732_096)
+    ('35,136', '134.5 M', '7.242 B')
     """
     if count < 1_000_000:
-        return str(count)
+        return f"{count:,}"
     value, unit = (count / 1e6, "M") if count < 999_950_000 else (count / 1e9, "B")
     return f"{value:.{3 if value < 9.9995 else 2 if value < 99.995 else 1}f} {unit}"
 

@@ -6,8 +6,7 @@ import argparse
 import os
 
 from lazyweights.cli.files import STDIO, require_coded, show_progress, work_through
-from lazyweights.cli.messages import UsageError, rate_text, say, seconds_text
-from lazyweights.cli.messages import size_text as size
+from lazyweights.cli.messages import UsageError, rate_text, say, seconds_text, size_text
 from lazyweights.cli.options import add_parser as add_verb_parser
 from lazyweights.cli.options import add_threads, add_verbosity
 from lazyweights.cli.progress import progress_bar
@@ -50,6 +49,6 @@ def _verify(args: argparse.Namespace, path: str) -> None:
     equal = f", equal to {args.against}" if args.against is not None else ""
     rate = f" ({rate_text(result.source_bytes, result.seconds)})" if args.verbose else ""
     counts = f"{result.n_tensors} tensors in {result.n_row_groups} row groups"
-    say(f"{path}: OK{equal}, {counts}, {size(result.source_bytes)}, {seconds_text(result.seconds)}{rate}")
+    say(f"{path}: OK{equal}, {counts}, {size_text(result.source_bytes)}, {seconds_text(result.seconds)}{rate}")
     if args.verbose:
         say(f"{path}: SHA-256 of the source {result.sha256}")

@@ -17,6 +17,7 @@ import io
 import os
 import secrets
 import stat
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
@@ -167,7 +168,8 @@ class AtomicFile:
             self._discard()
 
     def _commit(self) -> None:
-        assert self._file is not None and self._part is not None
+        assert self._file is not None
+        assert self._part is not None
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -181,10 +183,9 @@ class AtomicFile:
     def _discard(self) -> None:
         """Close and delete the temporary file; after a commit there is nothing left to delete."""
         if self._file is not None:
-            try:
+            # Closing flushes, which may fail as it did before; the descriptor is closed all the same.
+            with suppress(OSError, LazyWeightsError):
                 self._file.close()
-            except (OSError, LazyWeightsError):
-                pass  # the flush of a close that failed before; the descriptor is closed all the same
             self._file = None
         if self._part is not None:
             _unlink(self._part)
@@ -227,10 +228,8 @@ def remove_unfinished() -> None:
 
 
 def _unlink(part: str) -> None:
-    try:
+    with suppress(OSError):
         os.unlink(part)
-    except OSError:
-        pass
     _unfinished.discard(part)
 
 

@@ -1,0 +1,522 @@
+"""The bytes of a coded file outside its payload: header, head, unit table (`docs/format.md`).
+
+::
+
+    0                 fixed header, 128 bytes
+    128               head: one zstd frame with the spans, tensors, plans and code tables
+    unit_offset       unit table, 12 bytes a unit
+    payload_offset    payloads of the units, each on a multiple of 4, in source order
+    file_size - 256   zeros, so that a decoder may read ahead
+
+A *unit* is what is checked and decoded at once: a row group of a tensor, or a chunk of verbatim bytes. Units follow
+each other in the order of the source bytes that they give back, so the file decodes in one forward pass; their sizes
+add up to their offsets, so each is found without reading the others.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+import zstandard
+
+from lazyweights.blocks.types import GGML_TYPES
+from lazyweights.codecs import TILE_ROWS
+from lazyweights.codecs.canonical import check_lengths
+from lazyweights.container.gguf_scan import describe_bytes
+from lazyweights.container.gguf_values import CODED_MAGIC
+from lazyweights.container.tensor_coder import HalfMode, TensorCoder, TensorPlan, is_codable
+from lazyweights.errors import (
+    ChecksumError,
+    CodecError,
+    FormatError,
+    LimitError,
+    NotCodedError,
+    OffsetError,
+    TruncatedError,
+    VersionError,
+)
+
+VERSION = 1
+HEADER = struct.Struct("<4sHHQQ32sIIQIIQQQ16sQ")
+"""magic, version, flags, source size, file size, SHA-256, head bytes, head raw bytes, head checksum, units,
+payload offset / 4, unit table checksum, two reserved words (zero), sixteen reserved bytes, header checksum."""
+
+HEADER_BYTES = HEADER.size
+TRAILER_BYTES = 256
+CHUNK_BYTES = 1 << 22
+MAX_HEAD_BYTES = 1 << 30
+MAX_UNIT_BYTES = 1 << 28
+
+UNIT_DTYPE = np.dtype([("size", "<u4"), ("checksum", "<u8")])
+"""size: payload bytes in bits 0..27, kind in bits 28..31; checksum: XXH3-64 of the source bytes of the unit."""
+
+RAW, ZSTD, CODED, CODED_UNFORCED, LOCKSTEP = 0, 1, 2, 3, 4
+"""Kinds of units."""
+
+FLAG_UNIT_PRESET = 1
+
+
+@dataclass(frozen=True)
+class CodedSpan:
+    """A run of source bytes: a coded tensor, or verbatim bytes.
+
+    Attributes
+    ----------
+    n_bytes : int
+        Source bytes.
+    name : str
+        Tensor name, or "" where the bytes are verbatim.
+    type_id, shape
+        Of the tensor (GGUF order).
+    plan : TensorPlan or None
+        How the tensor is coded; None: verbatim bytes.
+    tensor_bytes : int
+        Unused for coded tensors.
+    """
+
+    n_bytes: int
+    name: str = ""
+    type_id: int = -1
+    shape: tuple[int, ...] = ()
+    plan: TensorPlan | None = None
+
+    @property
+    def is_coded(self) -> bool:
+        return self.plan is not None
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of one outer index."""
+        return self.shape[1] if len(self.shape) > 1 else 1
+
+    @property
+    def outer(self) -> int:
+        """Number of outer indices (experts)."""
+        product = 1
+        for n in self.shape[2:]:
+            product *= n
+        return product
+
+    @property
+    def row_bytes(self) -> int:
+        known = GGML_TYPES[self.type_id]
+        return self.shape[0] // known.block_size * known.block_bytes
+
+    @property
+    def groups_per_outer(self) -> int:
+        return -(-self.n_rows // TILE_ROWS)
+
+    @property
+    def n_units(self) -> int:
+        if not self.is_coded:
+            return -(-self.n_bytes // CHUNK_BYTES)
+        return self.groups_per_outer * self.outer
+
+    def unit_rows(self, unit: int) -> int:
+        """Rows of row group `unit` (counted over all outer indices)."""
+        return min(TILE_ROWS, self.n_rows - TILE_ROWS * (unit % self.groups_per_outer))
+
+    def unit_bytes(self, unit: int) -> int:
+        """Source bytes of unit `unit` of this span."""
+        if self.is_coded:
+            return self.unit_rows(unit) * self.row_bytes
+        return min(CHUNK_BYTES, self.n_bytes - CHUNK_BYTES * unit)
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor of the source, coded or not: where its bytes are."""
+
+    name: str
+    type_id: int
+    shape: tuple[int, ...]
+    offset: int
+    n_bytes: int
+    span: int
+
+
+@dataclass
+class Head:
+    """What the head frame holds: spans in source order, tensors, tables."""
+
+    spans: list[CodedSpan]
+    tensors: list[TensorEntry]
+    table_sets: list[np.ndarray] = field(default_factory=list)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    def number(self, value: int) -> None:
+        """LEB128: seven bits a byte, the low ones first."""
+        out = bytearray()
+        while value >= 128:
+            out.append(value & 127 | 128)
+            value >>= 7
+        out.append(value)
+        self.parts.append(bytes(out))
+
+    def data(self, value: bytes) -> None:
+        self.number(len(value))
+        self.parts.append(value)
+
+
+class _Reader:
+    """Bounded reader of the head: every count is checked against the bytes left."""
+
+    def __init__(self, data: bytes) -> None:
+        self.raw = data
+        self.at = 0
+
+    def number(self, limit: int = 1 << 63) -> int:
+        value = shift = 0
+        while True:
+            if self.at >= len(self.raw):
+                raise TruncatedError("the head ends inside a number", offset=self.at)
+            byte = self.raw[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                break
+            shift += 7
+            if shift > 63:
+                raise LimitError("a number of the head is too long", offset=self.at)
+        if value > limit:
+            raise LimitError("a number of the head is too large", offset=self.at, expected=f"<= {limit}", found=value)
+        return value
+
+    def bytes_(self, n: int) -> bytes:
+        if n > len(self.raw) - self.at:
+            raise TruncatedError("the head ends too early", offset=self.at, expected=n, found=len(self.raw) - self.at)
+        self.at += n
+        return self.raw[self.at - n : self.at]
+
+    def data(self) -> bytes:
+        return self.bytes_(self.number())
+
+
+def _pack_plan(w: _Writer, plan: TensorPlan) -> None:
+    w.number(plan.table_set)
+    for mode in plan.modes:
+        w.number(mode.low | mode.sign << 1)
+    for base in plan.bases:
+        w.number(base)
+    w.parts.append(plan.side_tables.tobytes())
+    w.parts.append(plan.cell_tables.tobytes())
+
+
+def _unpack_plan(r: _Reader, coder: TensorCoder, table_sets: list[np.ndarray]) -> TensorPlan:
+    table_set = r.number()
+    if table_set >= len(table_sets):
+        raise FormatError("a plan names a table set that is not there", expected=f"< {len(table_sets)}", found=table_set)
+    modes = []
+    for _ in coder.layout.halves:
+        value = r.number(5)
+        modes.append(HalfMode(value & 1, value >> 1))
+    n_sides = len(coder.side_names(tuple(modes)))
+    bases = tuple(r.number(255) for _ in range(n_sides))
+    side_tables = np.frombuffer(r.bytes_(32 * n_sides), np.uint8).reshape(n_sides, 32)
+    cell_tables = np.frombuffer(r.bytes_(512), np.uint8)
+    n_tables = len(table_sets[table_set])
+    for tables in (side_tables, cell_tables):
+        if tables.size and int(tables.max()) >= n_tables:
+            raise FormatError("a plan names a table that is not there", expected=f"< {n_tables}", found=int(tables.max()))
+    return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set)
+
+
+def pack_head(head: Head) -> bytes:
+    """Return the bytes of the head before compression."""
+    w = _Writer()
+    w.number(len(head.table_sets))
+    for lengths in head.table_sets:
+        w.number(len(lengths))
+        w.parts.append(lengths.astype(np.uint8).tobytes())
+    w.number(len(head.spans))
+    for span in head.spans:
+        w.number(span.n_bytes)
+        w.number(1 if span.is_coded else 0)
+        if span.plan is not None:
+            w.data(span.name.encode("utf-8", "surrogateescape"))
+            w.number(span.type_id)
+            w.number(len(span.shape))
+            for n in span.shape:
+                w.number(n)
+            _pack_plan(w, span.plan)
+    verbatim = [t for t in head.tensors if not head.spans[t.span].is_coded]
+    w.number(len(verbatim))
+    for tensor in verbatim:
+        w.data(tensor.name.encode("utf-8", "surrogateescape"))
+        w.number(tensor.type_id)
+        w.number(len(tensor.shape))
+        for n in tensor.shape:
+            w.number(n)
+        w.number(tensor.offset)
+        w.number(tensor.n_bytes)
+    return b"".join(w.parts)
+
+
+def unpack_head(data: bytes, source_size: int) -> Head:
+    """Inverse of `pack_head`; checks everything against the source size.
+
+    Raises
+    ------
+    FormatError, CodecError
+        If the head is not one that `pack_head` writes.
+    """
+    r = _Reader(data)
+    table_sets = []
+    for _ in range(r.number(len(data))):
+        n = r.number(255)
+        lengths = np.frombuffer(r.bytes_(256 * n), np.uint8).reshape(n, 256)
+        for row in lengths:
+            check_lengths(row)
+        table_sets.append(lengths)
+    spans: list[CodedSpan] = []
+    tensors: list[TensorEntry] = []
+    offset = 0
+    coders: dict[tuple[int, int], TensorCoder] = {}
+    for i in range(r.number(len(data))):
+        n_bytes = r.number(source_size - offset)
+        if n_bytes == 0:
+            raise FormatError("a span of the head is empty", found=0, expected="> 0")
+        if r.number(1):
+            name, type_id, shape = _unpack_tensor(r)
+            if not is_codable(type_id, shape):
+                raise FormatError("a coded span has a type or shape that is not coded", tensor=name, found=(type_id, shape))
+            if (type_id, shape[0]) not in coders:
+                coders[type_id, shape[0]] = TensorCoder(type_id, shape[0])
+            coder = coders[type_id, shape[0]]
+            rows = 1
+            for n in shape[1:]:
+                rows *= n
+            if rows * coder.row_bytes != n_bytes:
+                raise FormatError(
+                    "the bytes of a coded span are not those of its shape", tensor=name,
+                    expected=rows * coder.row_bytes, found=n_bytes,
+                )
+            plan = _unpack_plan(r, coder, table_sets)
+            spans.append(CodedSpan(n_bytes, name, type_id, shape, plan))
+            tensors.append(TensorEntry(name, type_id, shape, offset, n_bytes, i))
+        else:
+            spans.append(CodedSpan(n_bytes))
+        offset += n_bytes
+    if offset != source_size:
+        raise OffsetError("the spans do not add up to the source", expected=source_size, found=offset)
+    starts = np.cumsum([0] + [s.n_bytes for s in spans])
+    for _ in range(r.number(len(data))):
+        name, type_id, shape = _unpack_tensor(r)
+        at = r.number(source_size)
+        n_bytes = r.number(source_size - at)
+        span = int(np.searchsorted(starts, at, "right")) - 1
+        if span >= len(spans) or spans[span].is_coded or at + n_bytes > int(starts[span]) + spans[span].n_bytes:
+            raise OffsetError("a verbatim tensor is not inside a verbatim span", tensor=name, offset=at)
+        tensors.append(TensorEntry(name, type_id, shape, at, n_bytes, span))
+    if r.at != len(data):
+        raise FormatError("bytes are left behind the head", expected=r.at, found=len(data))
+    tensors.sort(key=lambda t: t.offset)
+    return Head(spans, tensors, table_sets)
+
+
+def _unpack_tensor(r: _Reader) -> tuple[str, int, tuple[int, ...]]:
+    name = r.data().decode("utf-8", "surrogateescape")
+    type_id = r.number(1 << 32)
+    n_dims = r.number(4)
+    return name, type_id, tuple(r.number() for _ in range(n_dims))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything of a coded file but its payload.
+
+    Attributes
+    ----------
+    source_size, file_size : int
+    sha256 : bytes
+        Of the whole source.
+    flags : int
+    head : Head
+    units : ndarray of UNIT_DTYPE
+    payload_offset : int
+    """
+
+    source_size: int
+    file_size: int
+    sha256: bytes
+    flags: int
+    head: Head
+    units: np.ndarray
+    payload_offset: int
+
+    @property
+    def preset(self) -> str:
+        return "unit" if self.flags & FLAG_UNIT_PRESET else "dense"
+
+    @property
+    def kinds(self) -> np.ndarray:
+        return self.units["size"] >> 28
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Payload bytes of each unit, int64."""
+        return (self.units["size"] & (MAX_UNIT_BYTES - 1)).astype(np.int64)
+
+    def offsets(self) -> np.ndarray:
+        """File offset of each unit, and the end of the last, int64 (n_units + 1,)."""
+        padded = (self.sizes + 3) & ~np.int64(3)
+        return self.payload_offset + np.concatenate([np.zeros(1, np.int64), np.cumsum(padded)])
+
+    def spans(self) -> Iterator[tuple[int, CodedSpan, int, int]]:
+        """Yield (index, span, first unit, source offset)."""
+        unit = offset = 0
+        for i, span in enumerate(self.head.spans):
+            yield i, span, unit, offset
+            unit += span.n_units
+            offset += span.n_bytes
+
+
+def checksum(data: bytes | memoryview | np.ndarray) -> int:
+    """XXH3-64 with seed 0 of some bytes."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def head_parts(layout_head: Head) -> tuple[bytes, int]:
+    """Return the compressed head and its size before compression."""
+    raw = pack_head(layout_head)
+    return zstandard.ZstdCompressor(level=19, write_content_size=True).compress(raw), len(raw)
+
+
+def payload_offset(head_bytes: int, n_units: int) -> int:
+    """File offset of the first payload."""
+    end = HEADER_BYTES + head_bytes + n_units * UNIT_DTYPE.itemsize
+    return (end + 63) & ~63
+
+
+def pack_header(layout: Layout, head: bytes, head_raw_bytes: int) -> bytes:
+    """Return the fixed header."""
+    table = layout.units.tobytes()
+    fields = (
+        CODED_MAGIC, VERSION, layout.flags, layout.source_size, layout.file_size, layout.sha256, len(head),
+        head_raw_bytes, checksum(head), len(layout.units), layout.payload_offset // 4, checksum(table), 0, 0, bytes(16),
+    )
+    return HEADER.pack(*fields, checksum(HEADER.pack(*fields, 0)[:-8]))
+
+
+@dataclass(frozen=True)
+class Header:
+    """The fixed header, checked."""
+
+    flags: int
+    source_size: int
+    file_size: int
+    sha256: bytes
+    head_bytes: int
+    head_raw_bytes: int
+    head_checksum: int
+    n_units: int
+    payload_offset: int
+    table_checksum: int
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes of header, head and unit table together."""
+        return HEADER_BYTES + self.head_bytes + self.n_units * UNIT_DTYPE.itemsize
+
+
+def unpack_header(data: bytes, actual_size: int | None) -> Header:
+    """Read and check the fixed header.
+
+    Parameters
+    ----------
+    data : the first 128 bytes (fewer where the file is shorter)
+    actual_size : size of the file, None for a pipe
+
+    Raises
+    ------
+    NotCodedError, VersionError, TruncatedError, ChecksumError, LimitError
+    """
+    if data[:4] != CODED_MAGIC:
+        raise NotCodedError(f"this is not a coded file but {describe_bytes(data)}", offset=0)
+    if len(data) < HEADER_BYTES:
+        raise TruncatedError("the file ends inside its header", expected=HEADER_BYTES, found=len(data))
+    f = HEADER.unpack(data[:HEADER_BYTES])
+    if f[1] != VERSION:
+        raise VersionError("this version of the format is not known here; update lazyweights", expected=VERSION, found=f[1])
+    if f[15] != checksum(data[: HEADER_BYTES - 8]):
+        raise ChecksumError("the header is damaged", offset=0, expected=f"{f[15]:016x}")
+    if f[2] & ~FLAG_UNIT_PRESET or f[12] or f[13] or any(f[14]):
+        raise VersionError("the header uses a feature that is not known here; update lazyweights", found=f[2])
+    header = Header(f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10] * 4, f[11])
+    if actual_size is not None and actual_size != header.file_size:
+        raise TruncatedError("the file is not as long as it says", expected=header.file_size, found=actual_size)
+    if header.head_raw_bytes > MAX_HEAD_BYTES or header.prefix_bytes > header.file_size:
+        raise LimitError("the header declares more than the file holds", expected=header.file_size, found=header.prefix_bytes)
+    if header.payload_offset != payload_offset(header.head_bytes, header.n_units):
+        raise OffsetError(
+            "the payload does not start where it must",
+            expected=payload_offset(header.head_bytes, header.n_units), found=header.payload_offset,
+        )
+    return header
+
+
+def unpack_layout(header: Header, head: bytes, table: bytes) -> Layout:
+    """Read and check head and unit table.
+
+    Raises
+    ------
+    FormatError (and its kinds)
+    """
+    if checksum(head) != header.head_checksum:
+        raise ChecksumError("the head is damaged", offset=HEADER_BYTES)
+    if checksum(table) != header.table_checksum:
+        raise ChecksumError("the unit table is damaged", offset=HEADER_BYTES + header.head_bytes)
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(head, max_output_size=header.head_raw_bytes)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"the head does not decompress: {error}", offset=HEADER_BYTES) from error
+    if len(raw) != header.head_raw_bytes:
+        raise FormatError("the head has another size", expected=header.head_raw_bytes, found=len(raw))
+    try:
+        unpacked = unpack_head(raw, header.source_size)
+    except CodecError as error:
+        raise FormatError(f"a code table of the head is wrong: {error}") from error
+    units = np.frombuffer(table, UNIT_DTYPE)
+    layout = Layout(
+        header.source_size, header.file_size, header.sha256, header.flags, unpacked, units, header.payload_offset
+    )
+    if sum(s.n_units for s in unpacked.spans) != len(units):
+        raise FormatError(
+            "the spans need another number of units", expected=sum(s.n_units for s in unpacked.spans), found=len(units)
+        )
+    end = int(layout.offsets()[-1]) + TRAILER_BYTES
+    if end != header.file_size:
+        raise OffsetError("the payloads do not end where the file does", expected=end, found=header.file_size)
+    _check_units(layout)
+    return layout
+
+
+def _check_units(layout: Layout) -> None:
+    kinds, sizes = layout.kinds, layout.sizes
+    for _, span, first, _ in layout.spans():
+        n = span.n_units
+        allowed = (RAW, CODED, CODED_UNFORCED, LOCKSTEP) if span.is_coded else (RAW, ZSTD)
+        wrong = ~np.isin(kinds[first : first + n], allowed)
+        if wrong.any():
+            k = int(np.argmax(wrong))
+            raise FormatError("a unit has a kind that its span cannot have", tensor=span.name or None, row_group=k,
+                              expected=allowed, found=int(kinds[first + k]))
+        source = np.full(n, span.unit_bytes(0), np.int64)
+        source[-1] = span.unit_bytes(n - 1)
+        if span.is_coded and span.outer > 1:
+            per = span.groups_per_outer
+            source[per - 1 :: per] = span.unit_bytes(per - 1)
+        raw = kinds[first : first + n] == RAW
+        wrong = np.where(raw, sizes[first : first + n] != source, sizes[first : first + n] >= source)
+        if wrong.any():
+            k = int(np.argmax(wrong))
+            raise LimitError("a unit has an impossible size", tensor=span.name or None, row_group=k,
+                             expected=f"<= {int(source[k])}", found=int(sizes[first + k]))

@@ -1,0 +1,342 @@
+"""Write coded files: two passes over the source, in bounded memory.
+
+1. Analyse: count the symbols of every tensor, hash the source; choose field modes and tables (`planning`).
+2. Encode: code each unit, decode it again and compare, write it.
+
+The output depends on the source and the preset alone: not on threads, machine or run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import numpy as np
+
+from lazyweights.codecs import TILE_ROWS
+from lazyweights.container import coded_file, planning
+from lazyweights.container.atomic import AtomicFile
+from lazyweights.container.coded_file import CHUNK_BYTES, CodedSpan, Head, Layout, TensorEntry
+from lazyweights.container.gguf_scan import Scan, scan_gguf
+from lazyweights.container.jobs import Progress, ProgressCallback, ordered_map, thread_count
+from lazyweights.container.tensor_coder import Counts, TensorPlan, is_codable
+from lazyweights.container.unit_codec import Tables, Unit, encode_rows, encode_verbatim, rows_per_run, tensor_coder
+from lazyweights.errors import FormatError, LazyWeightsError
+
+COUNT_RUN_BYTES = 1 << 22
+ENCODE_RUN_BYTES = 1 << 20
+HEADER_LEVEL = 19
+OTHER_LEVEL = 3
+"""zstd levels: the GGUF header is small and worth it, other verbatim bytes are mostly incompressible."""
+
+__all__ = ["EncodeResult", "Progress", "encode_file"]
+
+
+@dataclass(frozen=True)
+class EncodeResult:
+    """What `encode_file` did.
+
+    Attributes
+    ----------
+    source, output : str
+    source_bytes, coded_bytes : int
+        Whole files.
+    n_weights : int
+        Elements of all tensors.
+    seconds : float
+    problem : str or None
+        What of the source is not understood (and therefore kept verbatim).
+    """
+
+    source: str
+    output: str
+    source_bytes: int
+    coded_bytes: int
+    n_weights: int
+    seconds: float
+    problem: str | None
+
+    @property
+    def source_bpw(self) -> float:
+        """Bits per weight of the source, everything counted."""
+        return 8 * self.source_bytes / max(self.n_weights, 1)
+
+    @property
+    def coded_bpw(self) -> float:
+        """Bits per weight of the coded file, everything counted."""
+        return 8 * self.coded_bytes / max(self.n_weights, 1)
+
+    @property
+    def saving(self) -> float:
+        """Share of the source's bytes that coding saved."""
+        return 1 - self.coded_bytes / max(self.source_bytes, 1)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An open source file."""
+
+    path: str
+    fd: int
+    size: int
+    stamp: tuple[int, int, int]
+
+    def read(self, offset: int, n_bytes: int) -> bytearray:
+        out = bytearray(n_bytes)
+        view = memoryview(out)
+        done = 0
+        while done < n_bytes:
+            n = os.preadv(self.fd, [view[done:]], offset + done)
+            if n == 0:
+                raise LazyWeightsError("the file became shorter while it was read", path=self.path)
+            done += n
+        return out
+
+
+def _stamp(fd: int) -> tuple[int, int, int]:
+    status = os.fstat(fd)
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def encode_file(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    preset: str = "dense",
+    threads: int = 0,
+    verify: bool = True,
+    force: bool = False,
+    progress: ProgressCallback | None = None,
+) -> EncodeResult:
+    """Write the coded file of a GGUF file.
+
+    Parameters
+    ----------
+    source, output : path
+    preset : {"dense", "unit"}
+        ``dense``: smallest file. ``unit``: what the hardware decode unit reads.
+    threads : int
+        0: all cores. The output bytes do not depend on it.
+    verify : bool
+        Decode each unit again and compare before it is written.
+    force : bool
+        Replace an output that is there already.
+    progress : callable, optional
+        Called with a `Progress` after each run of row groups.
+
+    Raises
+    ------
+    FormatError
+        If the source is not a GGUF file.
+    LazyWeightsError
+        If a file cannot be read or written, or the source changes meanwhile.
+    """
+    started = time.monotonic()
+    path = os.fspath(source)
+    if preset not in ("dense", "unit"):
+        raise LazyWeightsError("the preset is not known", expected="dense or unit", found=preset)
+    n_threads = thread_count(threads)
+    try:
+        with AtomicFile(output, force, source) as sink, open(path, "rb") as file:
+            opened = _Source(path, file.fileno(), os.fstat(file.fileno()).st_size, _stamp(file.fileno()))
+            scan = _scan(opened)
+            table_sets, plans, sha256 = _analyse(opened, scan, preset == "unit", n_threads, progress)
+            head = _head(scan, table_sets, plans)
+            coded_bytes = _write(opened, scan, head, sha256, preset == "unit", n_threads, verify, sink, progress)
+            if _stamp(file.fileno()) != opened.stamp:
+                raise LazyWeightsError("the file was changed while it was encoded; encode it again", path=path)
+    except OSError as error:
+        raise LazyWeightsError(f"cannot read: {error.strerror}", path=path) from error
+    except LazyWeightsError as error:
+        error.path = error.path or path
+        raise
+    n_weights = sum(int(np.prod(t.shape, dtype=np.float64)) for t in scan.tensors)
+    return EncodeResult(
+        path, os.fspath(output), opened.size, coded_bytes, n_weights, time.monotonic() - started, scan.problem
+    )
+
+
+def _scan(source: _Source) -> Scan:
+    if source.size == 0:
+        raise FormatError("this is an empty file, not a GGUF file", path=source.path)
+    with mmap.mmap(source.fd, 0, access=mmap.ACCESS_READ) as mapped:
+        return scan_gguf(mapped, source.size)
+
+
+def scan_spans(scan: Scan) -> list[CodedSpan]:
+    """Return the scan's spans with what may be coded marked by name, type and shape (no plans yet)."""
+    spans = []
+    for span in scan.spans:
+        tensor = scan.tensors[span.tensor] if span.tensor is not None else None
+        if tensor is not None and is_codable(tensor.type_id, tensor.shape):
+            spans.append(CodedSpan(span.n_bytes, tensor.name, tensor.type_id, tensor.shape))
+        else:
+            spans.append(CodedSpan(span.n_bytes))
+    return spans
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Some rows of one outer index of a tensor, or a verbatim chunk (rows = 0)."""
+
+    span: int
+    offset: int
+    n_bytes: int
+    rows: int
+    unit: int
+
+
+def runs(spans: list[CodedSpan], run_bytes: int) -> Iterator[_Run]:
+    """Yield the runs of all spans in file order; `unit` counts within the span."""
+    offset = 0
+    for i, span in enumerate(spans):
+        if span.type_id < 0:
+            for unit, start in enumerate(range(0, span.n_bytes, CHUNK_BYTES)):
+                yield _Run(i, offset + start, min(CHUNK_BYTES, span.n_bytes - start), 0, unit)
+        else:
+            step = rows_per_run(span, run_bytes)
+            at = offset
+            for outer in range(span.outer):
+                for row in range(0, span.n_rows, step):
+                    rows = min(step, span.n_rows - row)
+                    unit = outer * span.groups_per_outer + row // TILE_ROWS
+                    yield _Run(i, at, rows * span.row_bytes, rows, unit)
+                    at += rows * span.row_bytes
+        offset += span.n_bytes
+
+
+def _analyse(
+    source: _Source, scan: Scan, lockstep: bool, threads: int, progress: ProgressCallback | None
+) -> tuple[list[np.ndarray], dict[int, TensorPlan], bytes]:
+    spans = scan_spans(scan)
+    first_rows = _first_rows(spans)
+
+    def count(run: _Run) -> tuple[_Run, Counts | None]:
+        span = spans[run.span]
+        if run.rows == 0:
+            return run, None
+        coder = tensor_coder(span.type_id, span.shape[0])
+        offset, rows = first_rows[run.span]
+        first = np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1)
+        packed = np.frombuffer(source.read(run.offset, run.n_bytes), np.uint8).reshape(run.rows, -1)
+        counts = coder.new_counts(first)
+        coder.count(packed, counts)
+        return run, counts
+
+    counted: list[planning.Counted] = []
+    with ThreadPoolExecutor(1) as hasher:
+        digest = hasher.submit(_sha256, source)
+        current: Counts | None = None
+        done = 0
+        todo = list(runs(spans, COUNT_RUN_BYTES))
+        for k, (run, counts) in enumerate(ordered_map(count, todo, threads)):
+            if counts is not None:
+                if current is None:
+                    current = counts
+                else:
+                    current.sides += counts.sides
+                    current.cells += counts.cells
+                if k + 1 == len(todo) or todo[k + 1].span != run.span:
+                    span = spans[run.span]
+                    coder = tensor_coder(span.type_id, span.shape[0])
+                    n_rows = span.n_rows * span.outer
+                    counted.append(planning.reduce_counts(run.span, coder, current, n_rows, lockstep))
+                    current = None
+            done += run.n_bytes
+            if progress:
+                progress(Progress(done, source.size, 0, "analyse", spans[run.span].name))
+        table_sets, plans = planning.make_plans(counted, lockstep)
+        return table_sets, plans, digest.result()
+
+
+def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:
+    """Offset and number of the rows of each tensor's first row group."""
+    first = {}
+    offset = 0
+    for i, span in enumerate(spans):
+        if span.type_id >= 0:
+            first[i] = (offset, span.unit_rows(0))
+        offset += span.n_bytes
+    return first
+
+
+def _sha256(source: _Source) -> bytes:
+    digest = hashlib.sha256()
+    for offset in range(0, source.size, CHUNK_BYTES):
+        digest.update(source.read(offset, min(CHUNK_BYTES, source.size - offset)))
+    return digest.digest()
+
+
+def _head(scan: Scan, table_sets: list[np.ndarray], plans: dict[int, TensorPlan]) -> Head:
+    """Return the head: spans with plans, runs of verbatim spans merged."""
+    merged: list[CodedSpan] = []
+    tensors: list[TensorEntry] = []
+    for i, (span, scanned) in enumerate(zip(scan_spans(scan), scan.spans, strict=True)):
+        plan = plans.get(i)
+        if plan is not None:
+            merged.append(replace(span, plan=plan))
+        elif merged and merged[-1].plan is None and i > 1:
+            merged[-1] = CodedSpan(merged[-1].n_bytes + span.n_bytes)
+        else:
+            merged.append(CodedSpan(span.n_bytes))
+        if scanned.tensor is not None:
+            t = scan.tensors[scanned.tensor]
+            tensors.append(TensorEntry(t.name, t.type_id, t.shape, t.offset, t.n_bytes, len(merged) - 1))
+    return Head(merged, tensors, table_sets)
+
+
+def _write(
+    source: _Source,
+    scan: Scan,
+    head: Head,
+    sha256: bytes,
+    lockstep: bool,
+    threads: int,
+    verify: bool,
+    sink: BinaryIO,
+    progress: ProgressCallback | None,
+) -> int:
+    packed_head, head_raw_bytes = coded_file.head_parts(head)
+    units = np.zeros(sum(s.n_units for s in head.spans), coded_file.UNIT_DTYPE)
+    payload_offset = coded_file.payload_offset(len(packed_head), len(units))
+    tables = [Tables.of(lengths) for lengths in head.table_sets]
+    sink.write(bytes(payload_offset))
+
+    def encode(run: _Run) -> tuple[_Run, list[Unit]]:
+        span = head.spans[run.span]
+        data = source.read(run.offset, run.n_bytes)
+        if span.plan is None:
+            level = HEADER_LEVEL if run.offset < scan.data_offset < source.size else OTHER_LEVEL
+            return run, [encode_verbatim(bytes(data), level)]
+        packed = np.frombuffer(data, np.uint8).reshape(run.rows, -1)
+        return run, encode_rows(span, packed, tables[span.plan.table_set], lockstep, verify)
+
+    at = payload_offset
+    done = k = 0
+    for run, coded in ordered_map(encode, runs(head.spans, ENCODE_RUN_BYTES), threads):
+        for unit in coded:
+            n = len(unit.payload)
+            units[k] = (n | unit.kind << 28, unit.checksum)
+            k += 1
+            sink.write(unit.payload)
+            sink.write(bytes(-n % 4))
+            at += n + -n % 4
+        done += run.n_bytes
+        if progress:
+            progress(Progress(done, source.size, at, "encode", head.spans[run.span].name))
+    sink.write(bytes(coded_file.TRAILER_BYTES))
+    layout = Layout(
+        source.size, at + coded_file.TRAILER_BYTES, sha256, coded_file.FLAG_UNIT_PRESET if lockstep else 0, head, units,
+        payload_offset,
+    )
+    sink.seek(0)
+    sink.write(coded_file.pack_header(layout, packed_head, head_raw_bytes))
+    sink.write(packed_head)
+    sink.write(units.tobytes())
+    return layout.file_size

@@ -1,0 +1,73 @@
+"""Threads for work that must come back in order, with few results in flight."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a long run stands.
+
+    Attributes
+    ----------
+    n_bytes, total_bytes : int
+        Source bytes done and in all.
+    coded_bytes : int
+        Coded bytes that belong to `n_bytes`.
+    stage : str
+        ``"analyse"``, ``"encode"``, ``"decode"`` or ``"verify"``.
+    name : str
+        Tensor at work, or "".
+    """
+
+    n_bytes: int
+    total_bytes: int
+    coded_bytes: int
+    stage: str
+    name: str
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+def thread_count(threads: int) -> int:
+    """Return the number of threads for a ``-T`` value: 0 means all cores that this process may use."""
+    if threads > 0:
+        return threads
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def ordered_map(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """Yield ``function(item)`` for each item, in order, computed by `threads` threads.
+
+    At most two results per thread are in flight. With one thread nothing is started. An error of one item stops the
+    run: no further item is started, and the error is raised.
+    """
+    if threads == 1:
+        yield from map(function, items)
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="lazyweights")
+    waiting: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            if len(waiting) >= 2 * threads:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(function, item))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,278 @@
+"""Random access to a coded file: tensors, rows and experts, decoded when they are asked for."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from lazyweights.blocks.types import type_name
+from lazyweights.codecs import TILE_ROWS
+from lazyweights.container.coded_file import CHUNK_BYTES, HEADER_BYTES, UNIT_DTYPE, Layout, TensorEntry, checksum
+from lazyweights.container.coded_file import unpack_header, unpack_layout
+from lazyweights.container.gguf_scan import read_metadata
+from lazyweights.container.unit_codec import Tables, check_units, decode_rows, decode_verbatim
+from lazyweights.errors import BackendUnavailableError, BlockLayoutError, ChecksumError, LazyWeightsError
+
+
+class CodedFile:
+    """A coded file, mapped into memory. Thread-safe; a context manager.
+
+    Only the bytes that a call needs are read: a row group is found by its offset, decoded alone, and its checksum
+    checked.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+
+    Raises
+    ------
+    FormatError
+        If the file is not a coded file (`NotCodedError`) or its header, head or unit table is damaged.
+    LazyWeightsError
+        If it cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        try:
+            with open(self.path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                header = unpack_header(file.read(HEADER_BYTES), size)
+                head = file.read(header.head_bytes)
+                table = file.read(header.n_units * UNIT_DTYPE.itemsize)
+                self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.layout: Layout = unpack_layout(header, head, table)
+        except OSError as error:
+            raise LazyWeightsError(f"cannot read: {error.strerror}", path=self.path) from error
+        except LazyWeightsError as error:
+            error.path = error.path or self.path
+            raise
+        self._words = np.frombuffer(self._map, "<u4", size // 4)
+        self._offsets = self.layout.offsets()
+        self._sizes = self.layout.sizes
+        self._kinds = self.layout.kinds
+        self._spans = list(self.layout.spans())
+        self._tensors = {t.name: t for t in self.layout.head.tensors}
+        self._tables: dict[int, Tables] = {}
+        self._lock = threading.Lock()
+        self._metadata: dict[str, Any] | None = None
+
+    def __enter__(self) -> CodedFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the file. Arrays that were returned stay valid: they are copies."""
+        mapped, self._map = self._map, None
+        if mapped is not None:
+            self._words = np.zeros(0, "<u4")
+            with suppress(BufferError):  # another thread still decodes: the map goes when it is done
+                mapped.close()
+
+    def keys(self) -> list[str]:
+        """Names of the tensors in file order."""
+        return list(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def tensor_info(self, name: str) -> TensorEntry:
+        """Type, shape (GGUF order) and place of a tensor.
+
+        Raises
+        ------
+        KeyError
+            If there is no tensor of that name.
+        """
+        return self._tensors[name]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The key-value pairs of the GGUF header."""
+        with self._lock:
+            if self._metadata is None:
+                first = min((t.offset for t in self.layout.head.tensors), default=self.layout.source_size)
+                self._metadata = read_metadata(bytes(self._source_bytes(0, first)))
+            return self._metadata
+
+    def get_tensor(self, name: str, dequantize: bool = False) -> np.ndarray:
+        """Return a whole tensor.
+
+        Parameters
+        ----------
+        name : str
+        dequantize : bool
+            False: packed GGML bytes. True: float32 values (needs the ``gguf`` package).
+
+        Returns
+        -------
+        ndarray
+            Packed: uint8, shape ``(ne[3], ne[2], ne[1], row bytes)`` without leading ones (of the dimensions the tensor
+            does not have). Dequantized: float32 in the same order with ``ne[0]`` last.
+
+        Raises
+        ------
+        KeyError, FormatError, CodecError, BackendUnavailableError
+        """
+        info = self._tensors[name]
+        data = self._source_bytes(info.offset, info.n_bytes)
+        packed = np.frombuffer(data, np.uint8).reshape(self._packed_shape(info))
+        return self._dequantize(info, packed) if dequantize else packed
+
+    def get_rows(self, name: str, start: int, stop: int, outer: int = 0, dequantize: bool = False) -> np.ndarray:
+        """Return rows ``start .. stop - 1`` of one outer index; only the row groups they touch are decoded.
+
+        Parameters
+        ----------
+        name : str
+        start, stop : int
+            Rows (``ne[1]``), 0 <= start <= stop <= rows.
+        outer : int
+            Index over the dimensions above the rows (the expert).
+        dequantize : bool
+            As in `get_tensor`.
+
+        Returns
+        -------
+        ndarray of uint8, shape (stop - start, row bytes), or float32, shape (stop - start, ne[0])
+
+        Raises
+        ------
+        KeyError, IndexError, FormatError, CodecError, BackendUnavailableError
+        """
+        info = self._tensors[name]
+        rows = info.shape[1] if len(info.shape) > 1 else 1
+        n_outer = int(np.prod(info.shape[2:], dtype=np.int64))
+        if not 0 <= start <= stop <= rows:
+            raise IndexError(f"rows {start}:{stop} are not within the {rows} rows of {name!r}")
+        if not 0 <= outer < n_outer:
+            raise IndexError(f"outer index {outer} is not within the {n_outer} of {name!r}")
+        row_bytes = info.n_bytes // (rows * n_outer)
+        offset = info.offset + (outer * rows + start) * row_bytes
+        data = self._source_bytes(offset, (stop - start) * row_bytes)
+        packed = np.frombuffer(data, np.uint8).reshape(stop - start, row_bytes)
+        return self._dequantize(info, packed) if dequantize else packed
+
+    def get_expert(self, name: str, expert: int, dequantize: bool = False) -> np.ndarray:
+        """Return all rows of one outer index of a 3-D tensor, decoded alone.
+
+        Raises
+        ------
+        KeyError, IndexError, FormatError, CodecError, BackendUnavailableError
+        """
+        info = self._tensors[name]
+        return self.get_rows(name, 0, info.shape[1] if len(info.shape) > 1 else 1, expert, dequantize)
+
+    def payload_bytes(self, name: str, start: int, stop: int, outer: int = 0) -> int:
+        """Payload bytes that `get_rows` reads for these rows."""
+        info = self._tensors[name]
+        span = self.layout.head.spans[info.span]
+        if not span.is_coded:
+            return (stop - start) * (info.n_bytes // max(span.n_rows, 1))
+        first = self._spans[info.span][2] + outer * span.groups_per_outer
+        return int(self._sizes[first + start // TILE_ROWS : first + -(-stop // TILE_ROWS)].sum())
+
+    def _packed_shape(self, info: TensorEntry) -> tuple[int, ...]:
+        outer = tuple(reversed(info.shape[1:]))
+        rows = int(np.prod(outer, dtype=np.int64))
+        return (*outer, info.n_bytes // max(rows, 1))
+
+    def _dequantize(self, info: TensorEntry, packed: np.ndarray) -> np.ndarray:
+        try:
+            import gguf
+        except ImportError as error:
+            raise BackendUnavailableError("dequantize=True needs the gguf package: pip install gguf") from error
+        try:
+            return gguf.quants.dequantize(packed, gguf.GGMLQuantizationType(info.type_id)).astype(np.float32)
+        except (NotImplementedError, ValueError) as error:
+            raise BlockLayoutError(
+                f"the gguf package cannot dequantize {type_name(info.type_id)}", path=self.path, tensor=info.name
+            ) from error
+
+    def _table_set(self, number: int) -> Tables:
+        with self._lock:
+            if number not in self._tables:
+                self._tables[number] = Tables.of(self.layout.head.table_sets[number])
+            return self._tables[number]
+
+    def _source_bytes(self, offset: int, n_bytes: int) -> bytearray:
+        """Return source bytes ``offset .. offset + n_bytes``; decodes the units they touch."""
+        if self._map is None:
+            raise LazyWeightsError("the file is closed", path=self.path)
+        out = bytearray(n_bytes)
+        target = memoryview(out)
+        done = 0
+        starts = [s[3] for s in self._spans]
+        i = int(np.searchsorted(starts, offset, "right")) - 1
+        try:
+            while done < n_bytes:
+                _, span, _, start = self._spans[i]
+                n = min(n_bytes - done, start + span.n_bytes - (offset + done))
+                if span.is_coded:
+                    self._read_rows(i, offset + done - start, target[done : done + n])
+                else:
+                    self._read_verbatim(i, offset + done - start, target[done : done + n])
+                done += n
+                i += 1
+        except LazyWeightsError as error:
+            error.path = error.path or self.path
+            raise
+        return out
+
+    def _read_verbatim(self, i: int, at: int, target: memoryview) -> None:
+        _, span, first, _ = self._spans[i]
+        done = 0
+        while done < len(target):
+            unit = (at + done) // CHUNK_BYTES
+            k = first + unit
+            begin, size = int(self._offsets[k]), int(self._sizes[k])
+            payload = memoryview(self._words.view(np.uint8)[begin : begin + size])
+            data = decode_verbatim(int(self._kinds[k]), payload, span.unit_bytes(unit))
+            if checksum(data) != int(self.layout.units["checksum"][k]):
+                raise ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=begin)
+            skip = at + done - unit * CHUNK_BYTES
+            n = min(len(target) - done, len(data) - skip)
+            target[done : done + n] = memoryview(data)[skip : skip + n]
+            done += n
+
+    def _read_rows(self, i: int, at: int, target: memoryview) -> None:
+        """Decode the row groups that source bytes ``at .. at + len(target)`` of span i touch."""
+        _, span, first, _ = self._spans[i]
+        assert span.plan is not None
+        per_outer = span.n_rows * span.row_bytes
+        done = 0
+        while done < len(target):
+            outer, inside = divmod(at + done, per_outer)
+            n = min(len(target) - done, per_outer - inside)
+            first_row, last_row = inside // span.row_bytes, -(-(inside + n) // span.row_bytes)
+            group = first_row // TILE_ROWS
+            n_groups = -(-last_row // TILE_ROWS) - group
+            unit = outer * span.groups_per_outer + group
+            units = slice(first + unit, first + unit + n_groups)
+            n_rows = min(span.n_rows, (group + n_groups) * TILE_ROWS) - group * TILE_ROWS
+            skip = inside - group * TILE_ROWS * span.row_bytes
+            whole = skip == 0 and n == n_rows * span.row_bytes
+            flat = np.frombuffer(target[done : done + n], np.uint8) if whole else np.empty(n_rows * span.row_bytes, np.uint8)
+            packed = flat.reshape(n_rows, span.row_bytes)
+            tables = self._table_set(span.plan.table_set)
+            decode_rows(
+                span, unit, self._kinds[units], self._sizes[units], self._offsets[units], self._words, tables, packed
+            )
+            check_units(span, unit, self.layout.units["checksum"][units], packed)
+            if not whole:
+                target[done : done + n] = memoryview(flat)[skip : skip + n]
+            done += n
+

@@ -1,0 +1,234 @@
+"""Units of a coded file: source bytes to (kind, payload, checksum), and back.
+
+The functions are pure: a unit depends on its source bytes, the plan of its tensor and the tables only, so units may be
+coded by any number of threads in any order.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import zstandard
+
+from lazyweights.blocks.types import GGML_TYPES
+from lazyweights.codecs import TABLE_SIZE, TILE_ROWS, canonical
+from lazyweights.container import unit_stream
+from lazyweights.container.coded_file import (
+    CHUNK_BYTES,
+    CODED,
+    CODED_UNFORCED,
+    LOCKSTEP,
+    RAW,
+    ZSTD,
+    CodedSpan,
+    checksum,
+)
+from lazyweights.container.tensor_coder import TensorCoder
+from lazyweights.errors import ChecksumError, CodecError, FormatError
+
+READ_AHEAD_WORDS = 64
+"""Words behind a payload that a decoder may read."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One coded unit."""
+
+    kind: int
+    payload: bytes | memoryview
+    checksum: int
+
+
+@functools.lru_cache(maxsize=256)
+def tensor_coder(type_id: int, columns: int) -> TensorCoder:
+    """Return the (shared, stateless) coder of a type and row length."""
+    return TensorCoder(type_id, columns)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A table set, ready to use.
+
+    Attributes
+    ----------
+    entries : ndarray of uint32, shape (n_tables, 256)
+    flat : ndarray of uint16, decode tables (`canonical.decode_tables`)
+    """
+
+    entries: np.ndarray
+    flat: np.ndarray
+
+    @classmethod
+    def of(cls, lengths: np.ndarray) -> Tables:
+        """Build from code lengths, uint8 (n_tables, 256)."""
+        entries = np.stack([canonical.codewords(row) for row in lengths]) if len(lengths) else np.zeros((0, 256), np.uint32)
+        return cls(entries, canonical.decode_tables(lengths))
+
+
+def encode_verbatim(data: bytes, level: int) -> Unit:
+    """Encode a chunk of verbatim bytes: zstd where that is smaller."""
+    packed = zstandard.ZstdCompressor(level=level, write_checksum=False).compress(data)
+    if len(packed) < len(data):
+        return Unit(ZSTD, packed, checksum(data))
+    return Unit(RAW, data, checksum(data))
+
+
+def decode_verbatim(kind: int, payload: bytes | memoryview, n_bytes: int) -> bytes | memoryview:
+    """Inverse of `encode_verbatim`.
+
+    Raises
+    ------
+    FormatError
+        If the payload does not decompress to `n_bytes` bytes.
+    """
+    if kind == RAW:
+        return payload
+    try:
+        data = zstandard.ZstdDecompressor().decompress(payload, max_output_size=CHUNK_BYTES)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"a verbatim chunk does not decompress: {error}") from error
+    if len(data) != n_bytes:
+        raise FormatError("a verbatim chunk has another size", expected=n_bytes, found=len(data))
+    return data
+
+
+def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: bool, verify: bool) -> list[Unit]:
+    """Encode the row groups of some packed rows of one outer index.
+
+    Parameters
+    ----------
+    span : the tensor
+    packed : uint8 (rows, row_bytes), starting at a row group
+    tables : the table set of the span's plan
+    lockstep : preset `unit`
+    verify : decode again and compare
+
+    Raises
+    ------
+    CodecError
+        If what was encoded does not decode to the same bytes (a bug, or broken memory).
+    """
+    assert span.plan is not None
+    coder = tensor_coder(span.type_id, span.shape[0])
+    units = []
+    if lockstep:
+        arrays = coder.split(packed)
+        entries = tables.entries[span.plan.cell_tables[0]]
+        for first in range(0, len(packed), TILE_ROWS):
+            rows = slice(first, first + TILE_ROWS)
+            payload = unit_stream.encode_group(arrays, rows, coder, entries)
+            units.append(_unit(LOCKSTEP, payload, packed[rows]))
+    else:
+        words, sizes, unforced = coder.encode(packed, span.plan, tables.entries)
+        at = 0
+        view = memoryview(words).cast("B")
+        for g, n_words in enumerate(sizes.tolist()):
+            payload_words = None
+            if n_words >= 0:
+                payload_words = view[4 * at : 4 * (at + n_words)]
+                at += n_words
+            rows = slice(TILE_ROWS * g, TILE_ROWS * (g + 1))
+            units.append(_unit(CODED_UNFORCED if unforced[g] else CODED, payload_words, packed[rows]))
+    if verify:
+        back = np.empty_like(packed)
+        kinds = np.array([u.kind for u in units])
+        payload_sizes = np.array([len(u.payload) for u in units], np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum((payload_sizes + 3) & ~np.int64(3))])
+        joined = np.zeros(int(offsets[-1]) // 4 + READ_AHEAD_WORDS, np.uint32)
+        target = joined.view(np.uint8)
+        for unit, offset in zip(units, offsets.tolist(), strict=False):
+            target[offset : offset + len(unit.payload)] = np.frombuffer(unit.payload, np.uint8)
+        decode_rows(span, 0, kinds, payload_sizes, offsets[:-1], joined, tables, back)
+        if not np.array_equal(back, packed):
+            raise CodecError("what was encoded does not decode to the same bytes; please report this", tensor=span.name)
+    return units
+
+
+def _unit(kind: int, payload: bytes | memoryview | None, source: np.ndarray) -> Unit:
+    if payload is None or len(payload) >= source.size:
+        return Unit(RAW, source.tobytes(), checksum(source))
+    return Unit(kind, payload, checksum(source))
+
+
+def decode_rows(
+    span: CodedSpan,
+    first_unit: int,
+    kinds: np.ndarray,
+    sizes: np.ndarray,
+    offsets: np.ndarray,
+    words: np.ndarray,
+    tables: Tables,
+    packed: np.ndarray,
+) -> None:
+    """Decode row groups of one outer index into `packed`, uint8 (rows, row_bytes). Does not look at checksums.
+
+    Parameters
+    ----------
+    span : the tensor
+    first_unit : number of the first row group, for error messages
+    kinds, sizes, offsets : per row group, its kind, payload bytes and byte offset in `words` (multiples of 4)
+    words : uint32, at least READ_AHEAD_WORDS longer than the last payload
+    tables : the table set of the span's plan
+
+    Raises
+    ------
+    CodecError
+        If a stream does not have the length that its unit says.
+    """
+    assert span.plan is not None
+    coder = tensor_coder(span.type_id, span.shape[0])
+    n_rows = len(packed)
+    stream_kinds = np.full(len(kinds), 2, np.uint8)
+    stream_kinds[kinds == CODED] = 0
+    stream_kinds[kinds == CODED_UNFORCED] = 1
+    odd = (stream_kinds < 2) & (sizes % 4 != 0)
+    if odd.any():
+        raise CodecError("a code stream is no whole number of words", tensor=span.name,
+                         row_group=first_unit + int(np.argmax(odd)))
+    if (stream_kinds < 2).any():
+        status = coder.decode(
+            n_rows, words, (offsets // 4).astype(np.int64), sizes // 4, stream_kinds, span.plan, tables.flat, packed
+        )
+        if status.any():
+            raise CodecError(
+                "a code stream does not have the length that its row group says", tensor=span.name,
+                row_group=first_unit + int(np.argmax(status != 0)),
+            )
+    for g in np.flatnonzero(stream_kinds == 2).tolist():
+        rows = packed[TILE_ROWS * g : TILE_ROWS * (g + 1)]
+        payload = words.view(np.uint8)[int(offsets[g]) : int(offsets[g]) + int(sizes[g])]
+        if kinds[g] == RAW:
+            rows[:] = payload.reshape(rows.shape)
+            continue
+        table = int(span.plan.cell_tables[0]) * TABLE_SIZE
+        try:
+            arrays = unit_stream.decode_group(payload, len(rows), coder, tables.flat[table : table + TABLE_SIZE + 16])
+            coder.join(arrays, rows)
+        except CodecError as error:
+            error.tensor, error.row_group = span.name, first_unit + g
+            raise
+
+
+def check_units(span: CodedSpan, first_unit: int, checksums: np.ndarray, packed: np.ndarray) -> None:
+    """Compare the checksum of each row group in `packed` with the file's.
+
+    Raises
+    ------
+    ChecksumError
+    """
+    for g, expected in enumerate(checksums.tolist()):
+        found = checksum(packed[TILE_ROWS * g : TILE_ROWS * (g + 1)])
+        if found != expected:
+            raise ChecksumError(
+                "a row group is damaged", tensor=span.name, row_group=first_unit + g, expected=f"{expected:016x}",
+                found=f"{found:016x}",
+            )
+
+
+def rows_per_run(span: CodedSpan, run_bytes: int) -> int:
+    """Rows (whole row groups) to code at a time so that a run has about `run_bytes` packed bytes."""
+    known = GGML_TYPES[span.type_id]
+    row_bytes = span.shape[0] // known.block_size * known.block_bytes
+    return max(1, run_bytes // (TILE_ROWS * row_bytes)) * TILE_ROWS
