@@ -38,7 +38,7 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(PY) $(MODELS) --optional smollm2 gemma
-	$(PY) benchmarks/run.py
+	set -e; for script in benchmarks/*_speed.py; do echo "== $$script"; $(PY) $$script; done
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info

@@ -14,8 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import models
 
 DEMO_DIR = models.REPOSITORY / ".cache" / "demo"

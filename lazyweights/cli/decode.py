@@ -37,8 +37,8 @@ EXAMPLES = """\
   lazyweights decode -c model.gguf.lw | sha256sum           write to standard output
   curl -L URL/model.gguf.lw | lazyweights decode - -o model.gguf
 
-Every checksum is checked; a damaged file leaves no output. With -c the bytes before the damage have been written by
-the time it is found, and the exit code is 1."""
+The checksum of every row group is checked; a damaged file leaves no output. With -c the bytes before the damage are
+out by the time it is found, and the exit code is 1."""
 
 
 def add_parser(verbs: argparse._SubParsersAction) -> None:
@@ -47,7 +47,7 @@ def add_parser(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="coded file, directory to search for *.lw, or - for standard input"
     )
-    add_output(parser, "FILE without .lw", "it has been decoded and its checksum compared")
+    add_output(parser, "FILE without .lw", "it has been decoded")
     parser.add_argument(
         "-c", "--stdout", action="store_true", help="write to standard output; the default when reading from it"
     )

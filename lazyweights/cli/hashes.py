@@ -50,5 +50,5 @@ def _hash_coded(path: str) -> Iterator[tuple[str | None, str]]:
 
     with lazyweights.open(path) as coded:
         for name in coded.keys():  # noqa: SIM118 - a CodedFile is no mapping
-            yield name, hashlib.sha256(coded.get_tensor(name)).hexdigest()
+            yield name, hashlib.sha256(coded.get_tensor(name).data).hexdigest()
     yield None, lazyweights.verify(path).sha256

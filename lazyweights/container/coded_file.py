@@ -74,8 +74,8 @@ class CodedSpan:
         Of the tensor (GGUF order).
     plan : TensorPlan or None
         How the tensor is coded; None: verbatim bytes.
-    tensor_bytes : int
-        Unused for coded tensors.
+    entropy_millibits, code_bits : int
+        Statistics of a coded tensor (`planning.SpanStatistics`); for reports only.
     """
 
     n_bytes: int
@@ -83,6 +83,8 @@ class CodedSpan:
     type_id: int = -1
     shape: tuple[int, ...] = ()
     plan: TensorPlan | None = None
+    entropy_millibits: int = 0
+    code_bits: int = 0
 
     @property
     def is_coded(self) -> bool:
@@ -246,6 +248,8 @@ def pack_head(head: Head) -> bytes:
             w.number(len(span.shape))
             for n in span.shape:
                 w.number(n)
+            w.number(span.entropy_millibits)
+            w.number(span.code_bits)
             _pack_plan(w, span.plan)
     verbatim = [t for t in head.tensors if not head.spans[t.span].is_coded]
     w.number(len(verbatim))
@@ -299,8 +303,9 @@ def unpack_head(data: bytes, source_size: int) -> Head:
                     "the bytes of a coded span are not those of its shape", tensor=name,
                     expected=rows * coder.row_bytes, found=n_bytes,
                 )
+            entropy_millibits, code_bits = r.number(), r.number()
             plan = _unpack_plan(r, coder, table_sets)
-            spans.append(CodedSpan(n_bytes, name, type_id, shape, plan))
+            spans.append(CodedSpan(n_bytes, name, type_id, shape, plan, entropy_millibits, code_bits))
             tensors.append(TensorEntry(name, type_id, shape, offset, n_bytes, i))
         else:
             spans.append(CodedSpan(n_bytes))
@@ -382,6 +387,11 @@ class Layout:
 def checksum(data: bytes | memoryview | np.ndarray) -> int:
     """XXH3-64 with seed 0 of some bytes."""
     return xxhash.xxh3_64_intdigest(data)
+
+
+def compress_header(data: bytes) -> bytes:
+    """Compress the bytes of a GGUF header as the encoder does."""
+    return zstandard.ZstdCompressor(level=19, write_checksum=False).compress(data)
 
 
 def head_parts(layout_head: Head) -> tuple[bytes, int]:

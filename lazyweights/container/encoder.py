@@ -79,7 +79,7 @@ class EncodeResult:
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """An open source file."""
 
     path: str
@@ -97,6 +97,11 @@ class _Source:
                 raise LazyWeightsError("the file became shorter while it was read", path=self.path)
             done += n
         return out
+
+
+def open_source(path: str, fd: int) -> Source:
+    """Return the source of an open file."""
+    return Source(path, fd, os.fstat(fd).st_size, _stamp(fd))
 
 
 def _stamp(fd: int) -> tuple[int, int, int]:
@@ -144,11 +149,11 @@ def encode_file(
     n_threads = thread_count(threads)
     try:
         with AtomicFile(output, force, source) as sink, open(path, "rb") as file:
-            opened = _Source(path, file.fileno(), os.fstat(file.fileno()).st_size, _stamp(file.fileno()))
-            scan = _scan(opened)
-            table_sets, plans, sha256 = _analyse(opened, scan, preset == "unit", n_threads, progress)
-            head = _head(scan, table_sets, plans)
-            coded_bytes = _write(opened, scan, head, sha256, preset == "unit", n_threads, verify, sink, progress)
+            opened = open_source(path, file.fileno())
+            scan = scan_source(opened)
+            analysis = analyse(opened, scan, preset == "unit", n_threads, progress)
+            head = _head(scan, analysis)
+            coded_bytes = _write(opened, scan, head, analysis.sha256, preset == "unit", n_threads, verify, sink, progress)
             if _stamp(file.fileno()) != opened.stamp:
                 raise LazyWeightsError("the file was changed while it was encoded; encode it again", path=path)
     except OSError as error:
@@ -162,7 +167,7 @@ def encode_file(
     )
 
 
-def _scan(source: _Source) -> Scan:
+def scan_source(source: Source) -> Scan:
     if source.size == 0:
         raise FormatError("this is an empty file, not a GGUF file", path=source.path)
     with mmap.mmap(source.fd, 0, access=mmap.ACCESS_READ) as mapped:
@@ -211,9 +216,20 @@ def runs(spans: list[CodedSpan], run_bytes: int) -> Iterator[_Run]:
         offset += span.n_bytes
 
 
-def _analyse(
-    source: _Source, scan: Scan, lockstep: bool, threads: int, progress: ProgressCallback | None
-) -> tuple[list[np.ndarray], dict[int, TensorPlan], bytes]:
+@dataclass(frozen=True)
+class Analysis:
+    """Result of the first pass: tables, plans and statistics by span number of the scan, SHA-256 of the source."""
+
+    table_sets: list[np.ndarray]
+    plans: dict[int, TensorPlan]
+    statistics: dict[int, planning.SpanStatistics]
+    sha256: bytes
+
+
+def analyse(
+    source: Source, scan: Scan, lockstep: bool, threads: int, progress: ProgressCallback | None = None
+) -> Analysis:
+    """Count the symbols of every tensor, choose its plan, hash the source."""
     spans = scan_spans(scan)
     first_rows = _first_rows(spans)
 
@@ -240,8 +256,7 @@ def _analyse(
                 if current is None:
                     current = counts
                 else:
-                    current.sides += counts.sides
-                    current.cells += counts.cells
+                    current.add(counts)
                 if k + 1 == len(todo) or todo[k + 1].span != run.span:
                     span = spans[run.span]
                     coder = tensor_coder(span.type_id, span.shape[0])
@@ -251,8 +266,7 @@ def _analyse(
             done += run.n_bytes
             if progress:
                 progress(Progress(done, source.size, 0, "analyse", spans[run.span].name))
-        table_sets, plans = planning.make_plans(counted, lockstep)
-        return table_sets, plans, digest.result()
+        return Analysis(*planning.make_plans(counted, lockstep), digest.result())
 
 
 def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:
@@ -266,21 +280,24 @@ def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:
     return first
 
 
-def _sha256(source: _Source) -> bytes:
+def _sha256(source: Source) -> bytes:
     digest = hashlib.sha256()
     for offset in range(0, source.size, CHUNK_BYTES):
         digest.update(source.read(offset, min(CHUNK_BYTES, source.size - offset)))
     return digest.digest()
 
 
-def _head(scan: Scan, table_sets: list[np.ndarray], plans: dict[int, TensorPlan]) -> Head:
+def _head(scan: Scan, analysis: Analysis) -> Head:
     """Return the head: spans with plans, runs of verbatim spans merged."""
     merged: list[CodedSpan] = []
     tensors: list[TensorEntry] = []
     for i, (span, scanned) in enumerate(zip(scan_spans(scan), scan.spans, strict=True)):
-        plan = plans.get(i)
+        plan = analysis.plans.get(i)
         if plan is not None:
-            merged.append(replace(span, plan=plan))
+            found = analysis.statistics[i]
+            merged.append(
+                replace(span, plan=plan, entropy_millibits=found.entropy_millibits, code_bits=found.code_bits)
+            )
         elif merged and merged[-1].plan is None and i > 1:
             merged[-1] = CodedSpan(merged[-1].n_bytes + span.n_bytes)
         else:
@@ -288,11 +305,11 @@ def _head(scan: Scan, table_sets: list[np.ndarray], plans: dict[int, TensorPlan]
         if scanned.tensor is not None:
             t = scan.tensors[scanned.tensor]
             tensors.append(TensorEntry(t.name, t.type_id, t.shape, t.offset, t.n_bytes, len(merged) - 1))
-    return Head(merged, tensors, table_sets)
+    return Head(merged, tensors, analysis.table_sets)
 
 
 def _write(
-    source: _Source,
+    source: Source,
     scan: Scan,
     head: Head,
     sha256: bytes,

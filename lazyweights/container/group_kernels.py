@@ -305,11 +305,12 @@ def count_groups(
     levels: np.ndarray,
     side_counts: np.ndarray,
     cell_counts: np.ndarray,
+    forced_counts: np.ndarray,
 ) -> None:
     """Add the symbols of a run of row groups to the counts of their contexts.
 
-    `side_counts` uint32 (n_sides, 32, 256); `cell_counts` uint32 (512, 256). `symbols` is changed: forced codes are
-    taken out.
+    `side_counts` uint32 (n_sides, 32, 256); `cell_counts` uint32 (512, 256); `forced_counts` int64 (2,): blocks with
+    forced codes, and how many of these are negative. `symbols` is changed: forced codes are taken out.
     """
     n_blocks = meta[0]
     n_cells = meta[1]
@@ -343,6 +344,10 @@ def count_groups(
         if meta[4]:
             if _take_forced(symbols[first : first + rows], meta, positions):
                 cell_symbols = meta[3]
+                forced_counts[0] += rows * n_blocks
+                if meta[4] == 3:
+                    for i in range(rows * n_blocks):
+                        forced_counts[1] += positions[i] & 1
             else:
                 base = 256
         cell_contexts(side_symbols, side_at, meta, levels, base, contexts)

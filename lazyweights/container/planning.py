@@ -8,7 +8,13 @@ import numpy as np
 
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.table_pool import MAX_TABLES, build_pool
-from lazyweights.container.stream_layout import N_CELL_CONTEXTS
+from lazyweights.container.stream_layout import (
+    FORCED_ABS_127,
+    FORCED_BITS,
+    FORCED_MIN,
+    FORCED_MIN_MAX,
+    N_CELL_CONTEXTS,
+)
 from lazyweights.container.tensor_coder import (
     LOW_CODED,
     LOW_RAW,
@@ -44,6 +50,28 @@ class Counted:
     n_sides: int
     raw_bits: int
     source_bytes: int
+    n_weights: int
+    code_counts: np.ndarray
+    forced_bits: int
+
+
+@dataclass(frozen=True)
+class SpanStatistics:
+    """What coding does to a tensor, known before anything is written.
+
+    Attributes
+    ----------
+    entropy_millibits : int
+        Order-0 entropy of the codes (for floats: exponent and raw bits), thousandths of a bit per weight.
+    code_bits : int
+        Bits that the codes take when coded, without scales, tables and index.
+    coded_bits : int
+        Bits of the tensor's payload, without index.
+    """
+
+    entropy_millibits: int
+    code_bits: int
+    coded_bits: int
 
 
 def reduce_counts(index: int, coder: TensorCoder, counts: Counts, n_rows: int, lockstep: bool) -> Counted:
@@ -81,15 +109,53 @@ def reduce_counts(index: int, coder: TensorCoder, counts: Counts, n_rows: int, l
             16 * len(halves) + 8 * sum(b.per_block for b in coder.layout.bytes_)
             + sum(n * bits for _, n, bits in coder.raw_planes)
         )
-    elif coder.layout.forced:
-        plain = counts.cells[N_CELL_CONTEXTS:].sum(dtype=np.int64) // max(coder.cell_symbols, 1)
-        raw_bits += (n_blocks - int(plain)) * (5, 10, 6)[coder.layout.forced - 1]
+    forced_bits = 0 if lockstep else int(counts.forced[0]) * FORCED_BITS[coder.layout.forced]
+    raw_bits += forced_bits
     everything = np.concatenate([sides, cells])
     used = np.flatnonzero(everything.any(axis=1))
     return Counted(
         index, coder, tuple(modes), tuple(counts.bases[i] for i in keep), used, everything[used], len(keep), raw_bits,
-        n_rows * coder.row_bytes,
+        n_rows * coder.row_bytes, n_rows * coder.columns, _code_counts(coder, counts), forced_bits,
     )
+
+
+def _code_counts(coder: TensorCoder, counts: Counts) -> np.ndarray:
+    """Counts of the codes themselves (or of the coded part of wide codes), int64 (256,)."""
+    layout = coder.layout
+    symbols = coder.code_counts(counts.cells.astype(np.int64).sum(axis=0))
+    n, negative = int(counts.forced[0]), int(counts.forced[1])
+    if layout.forced in (FORCED_MIN, FORCED_MIN_MAX):
+        symbols[0] += n
+    if layout.forced == FORCED_MIN_MAX:
+        symbols[(1 << layout.code_bits) - 1] += n
+    if layout.forced == FORCED_ABS_127:
+        symbols[127] += n - negative
+        symbols[129] += negative
+    return symbols
+
+
+def log2_q16(n: int) -> int:
+    """Return ``floor(65536 * log2(n))`` in integers only, so that every machine finds the same.
+
+    >>> log2_q16(1), log2_q16(2), log2_q16(3)
+    (0, 65536, 103872)
+    """
+    whole = n.bit_length() - 1
+    x = (n << 64) >> whole  # 1 <= x / 2**64 < 2
+    fraction = 0
+    for _ in range(16):
+        x = (x * x) >> 64
+        fraction <<= 1
+        if x >> 65:
+            x >>= 1
+            fraction |= 1
+    return whole << 16 | fraction
+
+
+def entropy_bits_q16(counts: np.ndarray) -> int:
+    """Return the order-0 entropy of all counted symbols together, in 1/65536 bits (a bound, rounded up)."""
+    total = int(counts.sum())
+    return sum(int(c) * (log2_q16(total) - log2_q16(int(c))) for c in counts if c > 0)
 
 
 def _half_mode(low: np.ndarray) -> HalfMode:
@@ -103,16 +169,20 @@ def _half_mode(low: np.ndarray) -> HalfMode:
     return HalfMode(LOW_RAW, sign)
 
 
-def make_plans(counted: list[Counted], lockstep: bool) -> tuple[list[np.ndarray], dict[int, TensorPlan]]:
+def make_plans(
+    counted: list[Counted], lockstep: bool
+) -> tuple[list[np.ndarray], dict[int, TensorPlan], dict[int, SpanStatistics]]:
     """Build the table sets and the plan of each tensor that coding shrinks.
 
     Returns
     -------
     table_sets : list of ndarray of uint8, shape (n_tables, 256), code lengths
     plans : by `Counted.index`
+    statistics : by `Counted.index`, of every counted tensor
     """
     table_sets: list[np.ndarray] = []
     plans: dict[int, TensorPlan] = {}
+    statistics: dict[int, SpanStatistics] = {}
     for batch in _batches(counted, lockstep):
         lengths, tables = _tables(batch, lockstep)
         used = np.zeros(len(lengths), np.bool_)
@@ -121,7 +191,8 @@ def make_plans(counted: list[Counted], lockstep: bool) -> tuple[list[np.ndarray]
         for c in batch:
             mine = tables[start : start + len(c.contexts)]
             start += len(c.contexts)
-            if _coded_bits(c, lengths, mine) < 8 * c.source_bytes * (1 - MIN_SAVING):
+            statistics[c.index] = _statistics(c, lengths, mine)
+            if statistics[c.index].coded_bits < 8 * c.source_bytes * (1 - MIN_SAVING):
                 kept.append((c, mine))
                 used[mine] = True
         renumber = np.cumsum(used) - 1
@@ -134,7 +205,7 @@ def make_plans(counted: list[Counted], lockstep: bool) -> tuple[list[np.ndarray]
             )
         if kept:
             table_sets.append(lengths[used])
-    return table_sets, plans
+    return table_sets, plans, statistics
 
 
 def _batches(counted: list[Counted], lockstep: bool) -> list[list[Counted]]:
@@ -159,10 +230,17 @@ def _tables(batch: list[Counted], lockstep: bool) -> tuple[np.ndarray, np.ndarra
     return build_pool(counts, groups)
 
 
-def _coded_bits(c: Counted, lengths: np.ndarray, tables: np.ndarray) -> int:
+def _statistics(c: Counted, lengths: np.ndarray, tables: np.ndarray) -> SpanStatistics:
     used = lengths[tables].astype(np.int64)
     used[(used > 0).sum(axis=1) == 1] = 0
-    return int((used * c.counts).sum()) + c.raw_bits
+    bits = (used * c.counts).sum(axis=1)
+    cells = c.contexts >= 32 * c.n_sides
+    wide = sum(n * b for name, n, b in c.coder.raw_planes if name in ("low", "sign_mantissa"))
+    wide_bits = wide * (c.source_bytes // c.coder.row_bytes) * c.coder.n_blocks
+    entropy = (entropy_bits_q16(c.code_counts) >> 16) + wide_bits
+    return SpanStatistics(
+        1000 * entropy // c.n_weights, int(bits[cells].sum()) + c.forced_bits + wide_bits, int(bits.sum()) + c.raw_bits
+    )
 
 
 def _fill_unused(numbers: np.ndarray, used: np.ndarray) -> None:
@@ -170,3 +248,12 @@ def _fill_unused(numbers: np.ndarray, used: np.ndarray) -> None:
     last = np.zeros(len(numbers), np.int64)
     last[used] = used
     numbers[:] = numbers[np.maximum.accumulate(last)]
+
+
+def sample_statistics(coder: TensorCoder, packed: np.ndarray) -> SpanStatistics:
+    """Return the entropy of the codes in some packed rows, uint8 (rows, row_bytes); sizes are 0 (not known)."""
+    counts = coder.symbol_counts(packed)
+    n_weights = packed.shape[0] * coder.columns
+    wide = sum(n * b for name, n, b in coder.raw_planes if name in ("low", "sign_mantissa"))
+    entropy = (entropy_bits_q16(counts) >> 16) + wide * packed.shape[0] * coder.n_blocks
+    return SpanStatistics(1000 * entropy // n_weights, 0, 0)

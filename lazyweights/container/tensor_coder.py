@@ -7,7 +7,7 @@ modes and table numbers) is made; `encode` then writes row groups. Decoding need
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -87,8 +87,14 @@ class Counts:
 
     sides: np.ndarray
     cells: np.ndarray
-    bases: tuple[int, ...] = ()
-    n_symbols: int = field(default=0)
+    forced: np.ndarray
+    bases: tuple[int, ...]
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of other rows of the same tensor."""
+        self.sides += other.sides
+        self.cells += other.cells
+        self.forced += other.forced
 
 
 def is_codable(type_id: int, shape: tuple[int, ...]) -> bool:
@@ -322,6 +328,7 @@ class TensorCoder:
         return Counts(
             np.zeros((n_sides, N_SIDE_CONTEXTS, 256), np.uint32),
             np.zeros((2 * N_CELL_CONTEXTS, 256), np.uint32),
+            np.zeros(2, np.int64),
             tuple(bases),
         )
 
@@ -333,8 +340,23 @@ class TensorCoder:
         p = self.parameters(self.count_modes(), counts.bases)
         group_kernels.count_groups(
             len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, p.meta, p.sides, p.halves,
-            p.byte_fields, p.levels, counts.sides, counts.cells,
+            p.byte_fields, p.levels, counts.sides, counts.cells, counts.forced,
         )
+
+    def symbol_counts(self, packed: np.ndarray) -> np.ndarray:
+        """Return the counts of the codes of some packed rows, int64 (256,); of wide codes, their high 8 bits."""
+        symbols = np.bincount(self.split(packed).symbols.ravel(), minlength=256)
+        return self.code_counts(symbols)
+
+    def code_counts(self, symbols: np.ndarray) -> np.ndarray:
+        """Counts of codes from counts of symbols (several codes to a symbol), int64 (256,)."""
+        layout = self.layout
+        if layout.codes_per_symbol == 1:
+            return symbols.astype(np.int64)
+        codes = np.zeros(256, np.int64)
+        for k in range(layout.codes_per_symbol):
+            np.add.at(codes, np.arange(256) >> (k * layout.code_bits) & ((1 << layout.code_bits) - 1), symbols)
+        return codes
 
     def encode(
         self, packed: np.ndarray, plan: TensorPlan, entries: np.ndarray
