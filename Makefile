@@ -30,7 +30,7 @@ demo: $(VENV)/.installed-demo
 
 test: $(VENV)/.installed-test
 	$(PY) $(MODELS) --optional smollm2 gemma reference-f16 reference-bf16
-	$(PY) -m pytest
+	$(PY) -m pytest -rs
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .

@@ -63,6 +63,8 @@ def main() -> int:
     coded, copy = DEMO_DIR / "model.gguf.lw", DEMO_DIR / "copy.gguf"
 
     print(f"{source.name} as {model.relative_to(models.REPOSITORY)}, {source.stat().st_size:,} bytes")
+    first = run("lazyweights", "encode", "-f", "model.gguf")
+    print(f"\nThat took {first:.1f} s with the kernels compiled or loaded on first use. Once more, from the cache:")
     seconds = {
         "encode": run("lazyweights", "encode", "-f", "model.gguf"),
         "verify": run("lazyweights", "verify", "model.gguf.lw", "--against", "model.gguf"),

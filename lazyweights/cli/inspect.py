@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from lazyweights.cli.files import STDIO, kind_of, show_progress, work_through
 from lazyweights.cli.messages import UsageError
 from lazyweights.cli.options import add_parser as add_verb_parser
-from lazyweights.cli.options import add_verbosity
+from lazyweights.cli.options import add_threads, add_verbosity
 from lazyweights.cli.progress import progress_bar
 from lazyweights.errors import FormatError
 
@@ -19,8 +20,9 @@ EXAMPLES = """\
   lazyweights inspect --json model.gguf.lw | jq .saving
   diff <(lazyweights inspect --hash model.gguf) <(lazyweights inspect --hash model.gguf.lw)
 
-entropy: order-0 entropy of the codes, a bound for a coder with one table; payload bpw: bits per weight of the coded
-codes alone; bpw: everything counted (codes, scales, tables, index, padding). (other): header, metadata, index, gaps.
+entropy: order-0 entropy of the codes in bits per weight, a bound for a coder with one table; (sample): of the first
+rows of each tensor, all rows with --estimate. payload bpw: the coded codes alone. bpw: everything counted (codes,
+scales, tables, index, padding). (other): what belongs to no tensor (header, metadata, tables, gaps).
 --json prints one document for a file, and one line for each of several files."""
 
 
@@ -44,6 +46,7 @@ def add_parser(verbs: argparse._SubParsersAction) -> None:
         help="list each tensor (default: in JSON only)",
     )
     parser.add_argument("--estimate", action="store_true", help="say what coding a GGUF file would save; write nothing")
+    add_threads(parser)
     add_verbosity(parser, "draw no progress bar", "print all metadata")
     parser.set_defaults(run=run)
 
@@ -70,13 +73,10 @@ def _inspect(args: argparse.Namespace, path: str) -> None:
 
         print_hashes(path, kind)
         return
-    with progress_bar(os.path.basename(path), args.estimate and kind == "gguf" and show_progress(args)) as progress:
-        report = inspect_file(
-            path,
-            estimate=args.estimate and kind == "gguf",
-            progress=progress,
-            **({"max_array": None} if args.json_array else {}),
-        )
+    estimate = args.estimate and kind == "gguf"
+    options: dict[str, Any] = {"max_array": None} if args.json_array else {}
+    with progress_bar(os.path.basename(path), estimate and show_progress(args)) as progress:
+        report = inspect_file(path, estimate=estimate, threads=args.threads, progress=progress, **options)
     if args.data_offset or args.data_alignment:
         print(report.data_offset if args.data_offset else report.alignment)
     elif args.json:

@@ -30,7 +30,7 @@ def _summary(report: FileReport, all_metadata: bool) -> list[tuple[str, str]]:
     source, coded, n_weights = report.source_bytes, report.coded_bytes, report.n_weights
     if report.kind == "coded":
         preset = f", preset {report.preset}" if report.preset else ""
-        pairs = [("format", f"coded file, version {report.version}{preset}")]
+        pairs = [("format", f"coded file of GGUF version {report.version}{preset}")]
     else:
         pairs = [("format", f"GGUF version {report.version}")]
     pairs.append(("contents", f"{len(report.tensors)} tensors, {count_text(n_weights)} weights"))
@@ -38,8 +38,6 @@ def _summary(report: FileReport, all_metadata: bool) -> list[tuple[str, str]]:
     if coded is not None:
         name = "coded size (estimate)" if report.estimated else "coded size"
         pairs.append((name, f"{_size(coded, n_weights)}, {saving_text(source, coded)}"))
-    if report.overhead_bytes is not None:
-        pairs.append(("overhead", f"{size_text(report.overhead_bytes)} of header and index, counted above"))
     if report.sha256:
         pairs.append(("SHA-256", f"{report.sha256} (of the source)" if report.kind == "coded" else report.sha256))
     pairs.append(("data", f"from offset {report.data_offset}, aligned to {report.alignment}"))
@@ -85,6 +83,11 @@ def _saving(source_bytes: int, coded_bytes: int | None) -> str:
     return f"{100 * (1 - coded_bytes / source_bytes):.2f} %"
 
 
+def _entropy_heading(report: FileReport) -> str:
+    """Without an estimate the entropy of a GGUF file is that of the first rows of each tensor."""
+    return "entropy (sample)" if report.kind == "gguf" and not report.estimated else "entropy"
+
+
 def print_type_table(report: FileReport, *, markdown: bool = False, to_stderr: bool = False) -> None:
     """Print one row for each tensor type, one for the bytes outside tensors, and the whole file."""
     columns = [
@@ -93,7 +96,7 @@ def print_type_table(report: FileReport, *, markdown: bool = False, to_stderr: b
         Column("weights"),
         Column("source bytes"),
         Column("bpw"),
-        Column("entropy"),
+        Column(_entropy_heading(report)),
         Column("coded bytes"),
         Column("payload bpw"),
         Column("coded bpw"),
@@ -142,7 +145,7 @@ def print_tensor_table(report: FileReport, *, markdown: bool = False) -> None:
         Column("type", is_text=True),
         Column("shape", is_text=True),
         Column("source bytes"),
-        Column("entropy"),
+        Column(_entropy_heading(report)),
         Column("coded bytes"),
         Column("payload bpw"),
         Column("bpw"),

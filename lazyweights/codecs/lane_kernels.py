@@ -270,12 +270,65 @@ def _decode_side_scalar(
     pos[0] = p
 
 
+@njit(cache=True, nogil=True)
+def _decode_cells_pair_scalar(
+    words: np.ndarray,
+    limit: int,
+    tables: np.ndarray,
+    offsets: np.ndarray,
+    cell_length: int,
+    out: np.ndarray,
+    bases: np.ndarray,
+    strides: np.ndarray,
+    buf: np.ndarray,
+    held: np.ndarray,
+    pos: np.ndarray,
+) -> None:
+    """Scalar twin of `vector_kernels.decode_cells_pair`; same arguments."""
+    packed = np.empty((offsets.shape[1], (cell_length + 3) // 4, 32), np.uint32)
+    for s in range(2):
+        _decode_cells_scalar(
+            words, limit, tables, offsets[s], cell_length, 32, packed, buf[s], held[s], pos[s : s + 1]
+        )
+        for cell in range(packed.shape[0]):
+            for position in range(cell_length):
+                at = bases[s] + cell * strides[1] + position
+                shift = uint32(8 * (position & 3))
+                for lane in range(32):
+                    out[at + lane * strides[0]] = (packed[cell, position >> 2, lane] >> shift) & uint32(255)
+
+
+@njit(cache=True, nogil=True)
+def _decode_side_pair_scalar(
+    words: np.ndarray,
+    limit: int,
+    tables: np.ndarray,
+    offsets: np.ndarray,
+    kind: int,
+    base: int,
+    other: np.ndarray,
+    out: np.ndarray,
+    buf: np.ndarray,
+    held: np.ndarray,
+    pos: np.ndarray,
+) -> None:
+    """Scalar twin of `vector_kernels.decode_side_pair`; same arguments."""
+    for s in range(2):
+        _decode_side_scalar(
+            words, limit, tables, offsets, kind, base, other[s], 32, out[s], buf[s], held[s], pos[s : s + 1]
+        )
+
+
 if _vector.AVAILABLE:
     decode_cells_phase = _vector.decode_cells_phase
     decode_side_phase = _vector.decode_side_phase
+    decode_cells_pair = _vector.decode_cells_pair
+    decode_side_pair = _vector.decode_side_pair
 else:
     decode_cells_phase = _decode_cells_scalar
     decode_side_phase = _decode_side_scalar
+    decode_cells_pair = _decode_cells_pair_scalar
+    decode_side_pair = _decode_side_pair_scalar
 
 
 @njit(cache=True, nogil=True)

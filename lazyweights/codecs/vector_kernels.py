@@ -116,15 +116,15 @@ class _Emitter:
         held = b.sub(held, length)
         return [hi, lo, held], b.and_(entry, _splat(255))
 
-    def state_variables(self, arrays: list[Any]) -> list[list[Any]]:
-        """Load hi, lo, held of both groups into variables (LLVM turns them into registers)."""
+    def state_variables(self, arrays: list[Any], n_groups: int = 2) -> list[list[Any]]:
+        """Load hi, lo, held of all groups into variables (LLVM turns them into registers)."""
         return [
             [cgutils.alloca_once_value(self.b, self.load(array, self.index(_N * group))) for array in arrays]
-            for group in range(2)
+            for group in range(n_groups)
         ]
 
     def store_state(self, variables: list[list[Any]], arrays: list[Any]) -> None:
-        for group in range(2):
+        for group in range(len(variables)):
             for variable, array in zip(variables[group], arrays, strict=True):
                 self.store(self.b.load(variable), array, self.index(_N * group))
 
@@ -209,29 +209,38 @@ def _broadcast_bit(e: _Emitter, bit: Any) -> Any:
 
 @intrinsic
 def _side(typingctx, words, pos, last, tables, offsets, kind, base, other, n_columns, out, hi, lo, held):  # type: ignore[no-untyped-def]
-    """Decode one phase of a side plane for 32 lanes; return the new pos."""
-    signature = types.int64(words, pos, last, tables, offsets, kind, base, other, n_columns, out, hi, lo, held)
+    """Decode one phase of a side plane for the 32 lanes of each stream.
+
+    The number of streams is that of the state: 2 where `hi` has two dimensions, else 1. `other` and `out` are
+    (streams, columns, 32) or (columns, 32).
+    """
+    signature = types.void(words, pos, last, tables, offsets, kind, base, other, n_columns, out, hi, lo, held)
+    n_streams = hi.ndim
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         e = _Emitter(context, builder, signature, args)
         b = builder
-        _, pos, last, _, _, kind, base, _, n_columns, _, _, _, _ = args
-        words_p, tables_p, offsets_p, other_p, out_p = (e.data(i) for i in (0, 3, 4, 7, 9))
+        last, kind, base, n_columns = args[2], args[5], args[6], args[8]
+        words_p, pos_p, tables_p, offsets_p, other_p, out_p = (e.data(i) for i in (0, 1, 3, 4, 7, 9))
         arrays = [e.data(i) for i in (10, 11, 12)]
-        groups = e.state_variables(arrays)
-        pos_v = cgutils.alloca_once_value(b, pos)
-        means = [cgutils.alloca_once_value(b, _splat(0)) for _ in range(2)]
+        n_groups = 2 * n_streams
+        groups = e.state_variables(arrays, n_groups)
+        pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(n_streams)]
+        means = [cgutils.alloca_once_value(b, _splat(0)) for _ in range(n_groups)]
+        stream_size = b.mul(n_columns, e.index(32))
         base_vector = _broadcast(e, b.trunc(base, _I32))
         by_mean = _broadcast_bit(e, b.icmp_signed("==", kind, e.index(1)))
         by_other = _broadcast_bit(e, b.icmp_signed("==", kind, e.index(2)))
         with cgutils.for_range(b, n_columns) as column:
             at = b.mul(column.index, e.index(32))
             first = b.icmp_signed("==", column.index, e.index(0))
-            for g in range(2):
-                state, p = e.refill(_get(e, groups[g]), words_p, b.load(pos_v), last)
-                b.store(p, pos_v)
+            for g in range(n_groups):
+                state, p = e.refill(_get(e, groups[g]), words_p, b.load(pos_v[g // 2]), last)
+                b.store(p, pos_v[g // 2])
                 mean = b.load(means[g])
-                place = b.add(at, e.index(_N * g))
+                place = b.add(at, e.index(_N * (g % 2)))
+                if g > 1:
+                    place = b.add(place, stream_size)
                 context_mean = b.ashr(b.add(mean, _splat(8)), _splat(4))
                 context_mean = b.add(e.clamp(b.sub(context_mean, base_vector), 0, 30), _splat(1))
                 context_mean = b.select(_broadcast_bit(e, first), _splat(0), context_mean)
@@ -245,7 +254,112 @@ def _side(typingctx, words, pos, last, tables, offsets, kind, base, other, n_col
                 moved = b.add(mean, b.ashr(b.sub(scaled, mean), _splat(2)))
                 b.store(b.select(_broadcast_bit(e, first), scaled, moved), means[g])
         e.store_state(groups, arrays)
-        return b.load(pos_v)
+        for s in range(n_streams):
+            b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _transpose_quads(e: _Emitter, quads: list[Any]) -> list[Any]:
+    """Turn four vectors (quad q of 16 lanes) into sixteen 128-bit vectors (the four quads of each lane)."""
+    b = e.b
+
+    def shuffle(x: Any, y: Any, mask: list[int], width: int = _N) -> Any:
+        return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(_I32, width), mask))
+
+    # Within each 128-bit part: lanes 4p .. 4p + 3.
+    def unpack(x: Any, y: Any, high: int) -> Any:
+        mask = []
+        for part in range(4):
+            for k in (0, 1):
+                mask += [4 * part + 2 * high + k, 16 + 4 * part + 2 * high + k]
+        return shuffle(x, y, mask)
+
+    def join(x: Any, y: Any, high: int) -> Any:
+        mask = []
+        for part in range(4):
+            mask += [4 * part + 2 * high, 4 * part + 2 * high + 1, 16 + 4 * part + 2 * high, 16 + 4 * part + 2 * high + 1]
+        return shuffle(x, y, mask)
+
+    ab = [unpack(quads[0], quads[1], h) for h in range(2)]
+    cd = [unpack(quads[2], quads[3], h) for h in range(2)]
+    # rows[k]: in each 128-bit part p the quads of lane 4 p + k.
+    rows = [join(ab[k // 2], cd[k // 2], k % 2) for k in range(4)]
+    return [shuffle(rows[lane % 4], rows[lane % 4], [4 * (lane // 4) + i for i in range(4)], 4) for lane in range(_N)]
+
+
+@intrinsic
+def _cells_pair(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, hi, lo, held):  # type: ignore[no-untyped-def]
+    """Decode `n_cells` cells of two streams at a time, 32 lanes each, and store the symbols as rows.
+
+    Two streams are two independent chains of dependent instructions, which hides the latency of the gathers.
+    """
+    signature = types.void(
+        words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, hi, lo, held
+    )
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        e = _Emitter(context, builder, signature, args)
+        b = builder
+        last, n_cells, cell_length, null = args[2], args[5], args[6], args[7]
+        words_p, pos_p, tables_p, offsets_p, out_p, bases_p, strides_p = (e.data(i) for i in (0, 1, 3, 4, 8, 9, 10))
+        arrays = [e.data(i) for i in (11, 12, 13)]
+        groups = e.state_variables(arrays, 4)
+        pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(2)]
+        base_v = [cgutils.alloca_once_value(b, b.load(b.gep(bases_p, [e.index(s)]))) for s in range(2)]
+        lane_stride, cell_stride = (b.load(b.gep(strides_p, [e.index(i)])) for i in range(2))
+        chunks = b.lshr(b.add(cell_length, e.index(15)), e.index(4))
+        null_vector = _broadcast(e, b.trunc(null, _I32))
+        stream_offsets = b.mul(n_cells, e.index(32))
+        with cgutils.for_range(b, n_cells) as cell:
+            at = b.mul(cell.index, e.index(32))
+            tables_of = [
+                e.load(offsets_p, b.add(b.add(at, e.index(_N * (g % 2))), stream_offsets if g > 1 else e.index(0)))
+                for g in range(4)
+            ]
+            with cgutils.for_range(b, chunks) as chunk:
+                left = b.sub(cell_length, b.mul(chunk.index, e.index(16)))
+                present = {k: _broadcast_bit(e, b.icmp_signed(">", left, e.index(k))) for k in (14, 15)}
+                quads: list[list[Any]] = [[], [], [], []]
+                packed: list[Any] = [None] * 4
+                for position in range(16):
+                    if position % 2 == 0:
+                        for g in range(4):
+                            state = _get(e, groups[g])
+                            p = b.load(pos_v[g // 2])
+                            if position == 14:
+                                full = state[2]
+                                state[2] = b.select(present[14], full, _splat(1 << 30))
+                                state, p = e.refill(state, words_p, p, last)
+                                state[2] = b.select(present[14], state[2], full)
+                            else:
+                                state, p = e.refill(state, words_p, p, last)
+                            b.store(p, pos_v[g // 2])
+                            _set(e, groups[g], state)
+                    for g in range(4):
+                        offset = tables_of[g]
+                        if position >= 14:
+                            offset = b.select(present[position], offset, null_vector)
+                        state, symbols = e.symbol(_get(e, groups[g]), tables_p, offset)
+                        _set(e, groups[g], state)
+                        shift = 8 * (position % 4)
+                        shifted = b.shl(symbols, _splat(shift)) if shift else symbols
+                        packed[g] = b.or_(packed[g], shifted) if shift else shifted
+                        if position % 4 == 3:
+                            quads[g].append(packed[g])
+                for g in range(4):
+                    target = b.add(b.load(base_v[g // 2]), b.mul(chunk.index, e.index(16)))
+                    target = b.add(target, b.mul(cell.index, cell_stride))
+                    if g % 2:
+                        target = b.add(target, b.mul(lane_stride, e.index(_N)))
+                    for row in _transpose_quads(e, quads[g]):
+                        e.store(row, out_p, target)
+                        target = b.add(target, lane_stride)
+        e.store_state(groups, arrays)
+        for s in range(2):
+            b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
+        return context.get_dummy_value()
 
     return signature, codegen
 
@@ -297,9 +411,9 @@ def decode_side_phase(words, limit, tables, offsets, kind, base, other, n_lanes,
     lo = np.empty(32, np.uint32)
     held32 = np.empty(32, np.int32)
     _spread(buf, held, n_lanes, hi, lo, held32)
-    pos[0] = _side(
+    _side(
         words,
-        np.int64(pos[0]),
+        pos,
         np.int64(limit - 16),
         tables,
         offsets,
@@ -313,3 +427,52 @@ def decode_side_phase(words, limit, tables, offsets, kind, base, other, n_lanes,
         held32,
     )
     _collect(buf, held, n_lanes, hi, lo, held32)
+
+
+@njit(cache=True, nogil=True)
+def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, strides, buf, held, pos):  # type: ignore[no-untyped-def]
+    """Decode one phase of a plane of two full row groups and store the symbols as rows of bytes.
+
+    Parameters
+    ----------
+    words : uint32, both streams; `limit` as in the module
+    tables : uint16 of `canonical.decode_tables`
+    offsets : int32 (2, cells, 32), table offset of each cell
+    cell_length : symbols of a cell: 14, 15 or 16 modulo 16
+    out : uint8, flat
+    bases : int64 (2,), where in `out` the first cell of lane 0 goes
+    strides : int64 (2,), bytes from lane to lane and from cell to cell; a cell is written in whole 16-byte pieces
+    buf : uint64 (2, 32), held : int32 (2, 32), pos : int64 (2,), decoder states; `pos` counts in `words`
+    """
+    hi = np.empty((2, 32), np.uint32)
+    lo = np.empty((2, 32), np.uint32)
+    for s in range(2):
+        for lane in range(32):
+            hi[s, lane] = np.uint32(buf[s, lane] >> uint64(32))
+            lo[s, lane] = np.uint32(buf[s, lane] & uint64(0xFFFFFFFF))
+    null = tables.size - 16 - 2048
+    _cells_pair(
+        words, pos, np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[1]), np.int64(cell_length),
+        np.int64(null), out, bases, strides, hi, lo, held,
+    )
+    for s in range(2):
+        for lane in range(32):
+            buf[s, lane] = (uint64(hi[s, lane]) << uint64(32)) | uint64(lo[s, lane])
+
+
+@njit(cache=True, nogil=True)
+def decode_side_pair(words, limit, tables, offsets, kind, base, other, out, buf, held, pos):  # type: ignore[no-untyped-def]
+    """Decode one phase of a side plane of two full row groups; `other` and `out` are uint8 (2, columns, 32)."""
+    hi = np.empty((2, 32), np.uint32)
+    lo = np.empty((2, 32), np.uint32)
+    for s in range(2):
+        for lane in range(32):
+            hi[s, lane] = np.uint32(buf[s, lane] >> uint64(32))
+            lo[s, lane] = np.uint32(buf[s, lane] & uint64(0xFFFFFFFF))
+    _side(
+        words, pos, np.int64(limit - 16), tables, offsets, np.int64(kind), np.int64(base), other,
+        np.int64(out.shape[1]), out, hi, lo, held,
+    )
+    for s in range(2):
+        for lane in range(32):
+            buf[s, lane] = (uint64(hi[s, lane]) << uint64(32)) | uint64(lo[s, lane])

@@ -53,7 +53,27 @@ def unpack_bits(packed: np.ndarray, at: int, n_bits: int, out: np.ndarray) -> in
             out[i] = packed[first + i]
         return at + 8 * n
     down = uint64(64 - n_bits)
-    for i in range(n):
+    start = 0
+    if n_bits <= 14:  # several values of one 64-bit load
+        step = 56 // n_bits
+        while start + step <= n:
+            k = at >> 3
+            x = (
+                (uint64(packed[k]) << uint64(56))
+                | (uint64(packed[k + 1]) << uint64(48))
+                | (uint64(packed[k + 2]) << uint64(40))
+                | (uint64(packed[k + 3]) << uint64(32))
+                | (uint64(packed[k + 4]) << uint64(24))
+                | (uint64(packed[k + 5]) << uint64(16))
+                | (uint64(packed[k + 6]) << uint64(8))
+                | uint64(packed[k + 7])
+            ) << uint64(at & 7)
+            for i in range(step):
+                out[start + i] = x >> down
+                x = x << uint64(n_bits)
+            start += step
+            at += step * n_bits
+    for i in range(start, n):
         k = at >> 3
         x = (
             (uint64(packed[k]) << uint64(56))

@@ -79,21 +79,3 @@ def join_words(symbols: np.ndarray, rest: np.ndarray, words: np.ndarray) -> None
                 | (r & np.uint32(127))
                 | ((r & np.uint32(128)) << np.uint32(8))
             )
-
-
-@njit(cache=True, nogil=True)
-def put_sides(
-    packed: np.ndarray, half_values: np.ndarray, byte_values: np.ndarray, block_bytes: int, n_blocks: int
-) -> None:
-    """Write halves (or one byte a block, where there are no halves) to the start of each block of packed rows."""
-    n_halves = half_values.shape[0]
-    for row in range(packed.shape[0]):
-        for f in range(n_halves):
-            for block in range(n_blocks):
-                v = half_values[f, row, block]
-                at = block * block_bytes + 2 * f
-                packed[row, at] = v & 255
-                packed[row, at + 1] = v >> 8
-        if n_halves == 0:
-            for block in range(n_blocks):
-                packed[row, block * block_bytes] = byte_values[row, block]

@@ -61,7 +61,7 @@ class TensorPlan:
 
 @dataclass
 class PlaneArrays:
-    """The plane arrays of a run of row groups (`group_kernels` describes them)."""
+    """The plane arrays of a run of row groups (`group_encode` describes them)."""
 
     half_values: np.ndarray
     byte_values: np.ndarray
@@ -334,11 +334,11 @@ class TensorCoder:
 
     def count(self, packed: np.ndarray, counts: Counts) -> None:
         """Add the symbols of packed rows (whole row groups, the last may be short) to `counts`."""
-        from lazyweights.container import group_kernels
+        from lazyweights.container import group_encode
 
         arrays = self.split(packed)
         p = self.parameters(self.count_modes(), counts.bases)
-        group_kernels.count_groups(
+        group_encode.count_groups(
             len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, p.meta, p.sides, p.halves,
             p.byte_fields, p.levels, counts.sides, counts.cells, counts.forced,
         )
@@ -362,7 +362,7 @@ class TensorCoder:
         self, packed: np.ndarray, plan: TensorPlan, entries: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Encode packed rows; return (words, words of each group or -1, whether each group is not forced)."""
-        from lazyweights.container import group_kernels
+        from lazyweights.container import group_encode
 
         arrays = self.split(packed)
         p = self.parameters(plan.modes, plan.bases)
@@ -370,7 +370,7 @@ class TensorCoder:
         sizes = np.zeros(n_groups, np.int64)
         unforced = np.zeros(n_groups, np.bool_)
         out = np.empty(packed.size // 2 + 4096, np.uint32)
-        n_words = group_kernels.encode_groups(
+        n_words = group_encode.encode_groups(
             len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, arrays.raw_values, p.meta, p.sides,
             p.halves, p.byte_fields, p.raws, p.levels, entries, plan.side_tables, plan.cell_tables, out, sizes, unforced,
         )
@@ -391,31 +391,28 @@ class TensorCoder:
     ) -> np.ndarray:
         """Decode row groups into `packed`, uint8 (n_rows, row_bytes); return the status of each group.
 
-        `words`, `starts`, `sizes` and `kinds` are those of `group_kernels.decode_groups`; rows of skipped groups are
+        `words`, `starts`, `sizes` and `kinds` are those of `group_decode.decode_groups`; rows of skipped groups are
         left undefined.
         """
-        from lazyweights.container import group_kernels, symbol_kernels
+        from lazyweights.container import group_decode
 
         p = self.parameters(plan.modes, plan.bases)
         status = np.zeros(len(starts), np.uint8)
         direct = self.direct_offset is not None
         arrays = PlaneArrays(
-            np.empty((len(self.layout.halves), n_rows, self.n_blocks), np.uint16),
-            np.empty((n_rows, sum(b.per_block for b in self.layout.bytes_) * self.n_blocks), np.uint8),
+            np.empty((len(self.layout.halves), 0 if direct else n_rows, self.n_blocks), np.uint16),
+            np.empty((0 if direct else n_rows, sum(b.per_block for b in self.layout.bytes_) * self.n_blocks), np.uint8),
             packed if direct else np.empty((n_rows, self.n_cells * self.cell_symbols), np.uint8),
             np.empty((n_rows, sum(per_block for _, per_block, _ in self.raw_planes) * self.n_blocks), np.uint32),
         )
-        symbol_layout = (self.type.block_bytes, self.direct_offset or 0) if direct else (self.cell_symbols, 0)
-        group_kernels.decode_groups(
+        stride = self.type.block_bytes if direct else self.cell_symbols
+        symbol_layout = (stride, self.direct_offset or 0, direct)
+        group_decode.decode_groups(
             n_rows, words, starts, sizes, kinds, p.meta, p.sides, p.halves, p.byte_fields, p.raws, p.levels, flat_tables,
             plan.side_tables.astype(np.int32) * 2048, plan.cell_tables.astype(np.int32) * 2048, arrays.half_values,
             arrays.byte_values, arrays.symbols, symbol_layout, arrays.raw_values, status,
         )
-        if direct:
-            symbol_kernels.put_sides(
-                packed, arrays.half_values, arrays.byte_values, self.type.block_bytes, self.n_blocks
-            )
-        else:
+        if not direct:
             self._mask_skipped(arrays, kinds, status)
             self.join(arrays, packed)
         return status

@@ -77,7 +77,10 @@ def test_reports_of_source_and_coded_file_agree(lw, model, coded):
         assert tensor["bpw"] * tensor["n_weights"] == pytest.approx(8 * tensor["coded_bytes"])
 
 
-def test_estimate_is_close_to_the_coded_size(lw, model, coded):
+def test_estimate_is_close_to_the_coded_size(lw, model):
+    model.write_bytes(model_bytes(columns=1024, rows=512))
+    coded = model.with_name("m.gguf.lw")
+    assert lw("encode", model).code == 0
     estimate = parse(lw("inspect", "--json", "--estimate", model).text)
     assert estimate["estimated"] is True
     assert estimate["coded_bytes"] == pytest.approx(coded.stat().st_size, rel=0.02)
@@ -96,10 +99,14 @@ def test_table_by_type(lw, model, coded):
     assert "GGUF version 3" in text
     assert "Q8_0" in text
     assert "F32" in text
-    assert "entropy" not in text  # columns without a figure are left out
+    assert "entropy (sample)" in text
+    assert "coded bytes" not in text  # columns without a figure are left out
     assert "blk.0" not in text
+    text = lw("inspect", "--estimate", model).text
+    assert "(sample)" not in text
+    assert "coded size (estimate)" in text
     text = lw("inspect", coded).text
-    assert "coded file, version" in text
+    assert "coded file of GGUF version 3, preset dense" in text
     assert "payload bpw" in text
 
 

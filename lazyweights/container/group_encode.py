@@ -1,0 +1,307 @@
+"""Row groups in numba, encoding: planes to symbols, contexts, counts and words. Data-driven by `stream_layout`.
+
+All functions work on a run of whole row groups of one tensor (64 rows each, the last may be shorter) and loop inside
+compiled code, so that Python's overhead is paid once a run. Tables of a tensor's parameters are plain integer arrays
+(built in `tensor_coder`):
+
+- ``meta``: see `cell_contexts`;
+- ``sides`` (n_sides, 4): values per block, context kind, base, the side plane that OTHER_PLANE looks at;
+- ``halves`` (n_halves, 5): side plane of the high byte, side plane of the low byte or -1, raw bits of the low part
+  (0, 7 or 8), the sign bit where it is not stored, delta_of or -1;
+- ``byte_fields`` (n, 3): side plane, values per block, first column;
+- ``raws`` (n, 3): values per block, bits, first column;
+- ``levels`` (2, 256): level of each sub-scale and sub-min.
+
+Plane arrays, row-major: ``half_values`` uint16 (n_halves, rows, blocks), ``byte_values`` uint8 (rows, columns of all byte
+fields), ``symbols`` uint8 (rows, cells * cell symbols), ``raw_values`` uint32 (rows, columns of all raw planes).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint32
+
+from lazyweights.codecs.lane_kernels import encode_cells, flush_lanes, side_contexts
+from lazyweights.container.bit_kernels import pack_bits
+from lazyweights.container.cell_contexts import cell_contexts
+from lazyweights.container.forced_codes import forced_bits, position_index, take_forced
+
+
+@njit(cache=True, nogil=True)
+def _split_sides(
+    first: int,
+    n_rows: int,
+    half_values: np.ndarray,
+    byte_values: np.ndarray,
+    meta: np.ndarray,
+    sides: np.ndarray,
+    halves: np.ndarray,
+    byte_fields: np.ndarray,
+    side_at: np.ndarray,
+    side_symbols: np.ndarray,
+    low_bits: np.ndarray,
+) -> None:
+    """Fill the side symbols of one row group and the low parts of its halves, uint16 (n_halves, n) in lane order."""
+    n_blocks = meta[0]
+    side_symbols[:] = 0
+    for f in range(halves.shape[0]):
+        hi_at = side_at[halves[f, 0]]
+        lo_at = side_at[halves[f, 1]] if halves[f, 1] >= 0 else -1
+        delta = halves[f, 4]
+        for row in range(n_rows):
+            base = ((row & 1) * n_blocks) * 32 + (row >> 1)
+            for block in range(n_blocks):
+                v = np.int32(half_values[f, first + row, block])
+                sign = v >> 15
+                v &= 0x7FFF
+                if delta >= 0:
+                    v = (v - np.int32(half_values[delta, first + row, block] & 0x7FFF)) & 0x7FFF
+                side_symbols[hi_at + base + block * 32] = v >> 7
+                low = (v & 127) | (sign << 7)
+                low_bits[f, position_index(row, block, n_rows, n_blocks)] = low
+                if lo_at >= 0:
+                    side_symbols[lo_at + base + block * 32] = low
+    for f in range(byte_fields.shape[0]):
+        at = side_at[byte_fields[f, 0]]
+        n_columns = byte_fields[f, 1] * n_blocks
+        for row in range(n_rows):
+            base = ((row & 1) * n_columns) * 32 + (row >> 1)
+            for column in range(n_columns):
+                side_symbols[at + base + column * 32] = byte_values[first + row, byte_fields[f, 2] + column]
+
+
+@njit(cache=True, nogil=True)
+def side_offsets_of(meta: np.ndarray, sides: np.ndarray) -> np.ndarray:
+    at = np.zeros(sides.shape[0] + 1, np.int64)
+    for s in range(sides.shape[0]):
+        at[s + 1] = at[s] + 64 * meta[0] * sides[s, 0]
+    return at
+
+
+@njit(cache=True, nogil=True)
+def count_groups(
+    n_rows: int,
+    half_values: np.ndarray,
+    byte_values: np.ndarray,
+    symbols: np.ndarray,
+    meta: np.ndarray,
+    sides: np.ndarray,
+    halves: np.ndarray,
+    byte_fields: np.ndarray,
+    levels: np.ndarray,
+    side_counts: np.ndarray,
+    cell_counts: np.ndarray,
+    forced_counts: np.ndarray,
+) -> None:
+    """Add the symbols of a run of row groups to the counts of their contexts.
+
+    `side_counts` uint32 (n_sides, 32, 256); `cell_counts` uint32 (512, 256); `forced_counts` int64 (2,): blocks with
+    forced codes, and how many of these are negative. `symbols` is changed: forced codes are taken out.
+    """
+    n_blocks = meta[0]
+    n_cells = meta[1]
+    side_at = side_offsets_of(meta, sides)
+    side_symbols = np.zeros(side_at[-1], np.uint8)
+    low_bits = np.zeros((max(halves.shape[0], 1), 64 * n_blocks), np.uint16)
+    positions = np.zeros(64 * n_blocks, np.uint32)
+    contexts = np.zeros((2, n_cells, 32), np.int32)
+    widest = 1
+    for s in range(sides.shape[0]):
+        widest = max(widest, sides[s, 0])
+    side_context = np.zeros((2, widest * n_blocks, 32), np.uint8)
+    for first in range(0, n_rows, 64):
+        rows = min(64, n_rows - first)
+        _split_sides(
+            first, rows, half_values, byte_values, meta, sides, halves, byte_fields, side_at, side_symbols, low_bits
+        )
+        for s in range(sides.shape[0]):
+            columns = sides[s, 0] * n_blocks
+            plane = side_symbols[side_at[s] : side_at[s + 1]].reshape((2, columns, 32))
+            o = sides[s, 3]
+            other = side_symbols[side_at[o] : side_at[o + 1]].reshape((2, -1, 32))
+            side_contexts(plane, sides[s, 1], sides[s, 2], other, side_context)
+            for phase in range(2):
+                n_lanes = (rows + 1 - phase) // 2
+                for column in range(columns):
+                    for lane in range(n_lanes):
+                        side_counts[s, side_context[phase, column, lane], plane[phase, column, lane]] += 1
+        cell_symbols = meta[2]
+        base = 0
+        if meta[4]:
+            if take_forced(symbols[first : first + rows], meta, positions):
+                cell_symbols = meta[3]
+                forced_counts[0] += rows * n_blocks
+                if meta[4] == 3:
+                    for i in range(rows * n_blocks):
+                        forced_counts[1] += positions[i] & 1
+            else:
+                base = 256
+        cell_contexts(side_symbols, side_at, meta, levels, base, 1, 0, contexts)
+        for row in range(rows):
+            for cell in range(n_cells):
+                counts = cell_counts[contexts[row & 1, cell, row >> 1]]
+                at = cell * meta[2]
+                for i in range(cell_symbols):
+                    counts[symbols[first + row, at + i]] += uint32(1)
+
+
+@njit(cache=True, nogil=True)
+def encode_groups(
+    n_rows: int,
+    half_values: np.ndarray,
+    byte_values: np.ndarray,
+    symbols: np.ndarray,
+    raw_values: np.ndarray,
+    meta: np.ndarray,
+    sides: np.ndarray,
+    halves: np.ndarray,
+    byte_fields: np.ndarray,
+    raws: np.ndarray,
+    levels: np.ndarray,
+    entries: np.ndarray,
+    side_tables: np.ndarray,
+    cell_tables: np.ndarray,
+    out: np.ndarray,
+    sizes: np.ndarray,
+    unforced: np.ndarray,
+) -> int:
+    """Encode a run of row groups.
+
+    Parameters
+    ----------
+    entries : uint32 (n_tables, 256), encode entries
+    side_tables : uint8 (n_sides, 32), table of each side context
+    cell_tables : uint8 (512,), table of each cell context
+    out : uint32, output words of all groups one after the other
+    sizes : int64 (n_groups,), output, words of each group; -1 where it does not fit `out` or has no codeword
+    unforced : bool (n_groups,), output, whether the group's codes are not forced
+
+    Returns
+    -------
+    int : words written.
+    """
+    n_blocks = meta[0]
+    n_cells = meta[1]
+    side_at = side_offsets_of(meta, sides)
+    side_symbols = np.zeros(side_at[-1], np.uint8)
+    low_bits = np.zeros((max(halves.shape[0], 1), 64 * n_blocks), np.uint16)
+    positions = np.zeros(64 * n_blocks, np.uint32)
+    contexts = np.zeros((2, n_cells, 32), np.int32)
+    tables = np.zeros((2, n_cells, 32), np.uint8)
+    widest = 1
+    for s in range(sides.shape[0]):
+        widest = max(widest, sides[s, 0])
+    raw_bits_per_row = 0
+    for f in range(halves.shape[0]):
+        raw_bits_per_row += n_blocks * halves[f, 2]
+    raw_bits_per_row += n_blocks * forced_bits(meta[4])
+    for r in range(raws.shape[0]):
+        raw_bits_per_row += n_blocks * raws[r, 0] * raws[r, 1]
+    raw = np.zeros(64 * raw_bits_per_row // 8 + 16, np.uint8)
+    out_at = 0
+    for first in range(0, n_rows, 64):
+        g = first // 64
+        rows = min(64, n_rows - first)
+        _split_sides(
+            first, rows, half_values, byte_values, meta, sides, halves, byte_fields, side_at, side_symbols, low_bits
+        )
+        group = symbols[first : first + rows]
+        cell_symbols = meta[2]
+        base = 0
+        forced = 0
+        if meta[4]:
+            if take_forced(group, meta, positions):
+                cell_symbols = meta[3]
+                forced = meta[4]
+            else:
+                base = 256
+        unforced[g] = base > 0
+        # Raw bits.
+        raw[:] = 0
+        n_raw = 0
+        for f in range(halves.shape[0]):
+            n_raw = pack_bits(low_bits[f, : rows * n_blocks], halves[f, 2], raw, n_raw)
+        if forced:
+            n_raw = pack_bits(positions[: rows * n_blocks], forced_bits(forced), raw, n_raw)
+        for r in range(raws.shape[0]):
+            columns = raws[r, 0] * n_blocks
+            for row in range(rows):
+                n_raw = pack_bits(
+                    raw_values[first + row, raws[r, 2] : raws[r, 2] + columns], raws[r, 1], raw, n_raw
+                )
+        # The stream.
+        words = out[out_at:]
+        buf = np.zeros(32, np.uint64)
+        pending = np.zeros(32, np.int32)
+        held = np.zeros(32, np.int32)
+        slots = np.zeros((32, 2), np.int64)
+        pos = np.zeros(1, np.int64)
+        status = 0
+        for s in range(sides.shape[0]):
+            columns = sides[s, 0] * n_blocks
+            plane = side_symbols[side_at[s] : side_at[s + 1]]
+            o = sides[s, 3]
+            other = side_symbols[side_at[o] : side_at[o + 1]].reshape((2, -1, 32))
+            side_table = np.empty((2, columns, 32), np.uint8)
+            side_contexts(plane.reshape((2, columns, 32)), sides[s, 1], sides[s, 2], other, side_table)
+            for phase in range(2):
+                for column in range(columns):
+                    for lane in range(32):
+                        side_table[phase, column, lane] = side_tables[s, side_table[phase, column, lane]]
+            if status == 0:
+                status = encode_cells(
+                    plane, (columns * 32, 32, 0, 1), side_table, entries, 1, rows, words, buf, pending, held, slots, pos
+                )
+        cell_contexts(side_symbols, side_at, meta, levels, base, 1, 0, contexts)
+        for phase in range(2):
+            for cell in range(n_cells):
+                for lane in range(32):
+                    tables[phase, cell, lane] = cell_tables[contexts[phase, cell, lane]]
+        width = n_cells * meta[2]
+        if status == 0:
+            status = encode_cells(
+                group.ravel(),
+                (width, meta[2], 1, 2 * width),
+                tables,
+                entries,
+                cell_symbols,
+                rows,
+                words,
+                buf,
+                pending,
+                held,
+                slots,
+                pos,
+            )
+        if status != 0:
+            sizes[g] = -1
+            continue
+        n_left = np.int64(0)
+        for lane in range(32):
+            n_left += held[lane]
+        n_tail = min(n_left, n_raw)
+        n_body = n_raw - n_tail
+        tail = np.zeros((n_tail >> 3) + 2, np.uint8)
+        for i in range(n_tail):
+            k = n_body + i
+            tail[i >> 3] |= ((raw[k >> 3] >> (7 - (k & 7))) & 1) << (7 - (i & 7))
+        flush_lanes(words, buf, pending, held, slots, tail, n_tail)
+        n_words = pos[0]
+        body_words = (n_body + 31) // 32
+        if n_words + body_words > words.size:
+            sizes[g] = -1
+            continue
+        if n_body & 7:
+            raw[n_body >> 3] &= (0xFF00 >> (n_body & 7)) & 255
+        body_bytes = (n_body + 7) // 8
+        raw[body_bytes : body_words * 4] = 0
+        for i in range(body_words):
+            words[n_words + i] = (
+                uint32(raw[4 * i])
+                | (uint32(raw[4 * i + 1]) << uint32(8))
+                | (uint32(raw[4 * i + 2]) << uint32(16))
+                | (uint32(raw[4 * i + 3]) << uint32(24))
+            )
+        sizes[g] = n_words + body_words
+        out_at += sizes[g]
+    return out_at
