@@ -32,6 +32,14 @@ def check_lengths(lengths: np.ndarray) -> None:
         raise CodecError("the code lengths are not those of a complete prefix code", expected=TABLE_SIZE, found=kraft)
 
 
+def check_pool(lengths: np.ndarray) -> None:
+    """Raise CodecError unless every row of uint8 (n_tables, 256) is a complete prefix code (`check_lengths`)."""
+    used = lengths.astype(np.int64)
+    kraft = np.where(used > 0, 1 << np.maximum(MAX_CODE_LENGTH - used, 0), 0).sum(axis=1)
+    for t in np.flatnonzero((kraft != TABLE_SIZE) | (used.max(axis=1, initial=0) > MAX_CODE_LENGTH)):
+        check_lengths(lengths[t])
+
+
 def codewords(lengths: np.ndarray) -> np.ndarray:
     """Return encode entries ``codeword | length << 16`` (uint32, shape of `lengths`).
 
@@ -99,8 +107,7 @@ def decode_tables(lengths: np.ndarray) -> np.ndarray:
     CodecError
         If a table is not a complete prefix code.
     """
-    for row in lengths:
-        check_lengths(row)
+    check_pool(lengths)
     n_tables = lengths.shape[0]
     flat = np.zeros((n_tables + 1) * TABLE_SIZE + 16, np.uint16)
     if n_tables:

@@ -65,7 +65,7 @@ def _seeds(group_counts: np.ndarray, n_tables: int) -> np.ndarray:
 
 
 def build_pool(
-    counts: np.ndarray, groups: np.ndarray, n_tables: int = MAX_TABLES, n_rounds: int = 4
+    counts: np.ndarray, groups: np.ndarray, n_tables: int = 64, n_rounds: int = 4
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cluster contexts into tables.
 
@@ -76,7 +76,8 @@ def build_pool(
     groups : ndarray of int, shape (n_contexts,)
         Contexts that mean the same in different tensors share a group; the search starts from the groups' sums.
     n_tables : int
-        Most tables of the pool.
+        Most tables of the pool, at most MAX_TABLES. More make the file a little smaller, but then the tables in use no
+        longer fit the processor's first cache, and decoding slows down (`docs/speed.md`).
     n_rounds : int
         Rounds of assignment and rebuilding.
 

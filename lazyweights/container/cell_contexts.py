@@ -41,6 +41,7 @@ def cell_contexts(
     n_blocks = meta[0]
     n_cells = meta[1]
     mode = meta[5]
+    base32 = np.int32(base)
     if mode == 0:
         per_block = n_cells // n_blocks
         for phase in range(2):
@@ -50,53 +51,62 @@ def cell_contexts(
     scale_at = n_streams * side_at[meta[7]]
     scale_columns = (side_at[meta[7] + 1] - side_at[meta[7]]) // 64
     per_scale = n_cells // scale_columns
-    level = np.empty((n_cells, 32), np.int32)
+    level = np.empty(n_cells * 32, np.int32)
     mean16 = np.empty(32, np.int32)
     spread = np.empty(32, np.int32)
+    flat = contexts.reshape(contexts.size)
+    # Unsigned indices: signed ones would be checked for being negative, which keeps loops from being vectorised.
+    lanes = np.uint64(32)
     for phase in range(2):
         plane = phase * n_streams + stream
         mean16[:] = 0
         for cell in range(n_cells):
-            at = scale_at + (plane * scale_columns + cell // per_scale) * 32
+            at = np.uint64(scale_at + (plane * scale_columns + cell // per_scale) * 32)
+            to = np.uint64(cell * 32)
             if meta[11]:
-                for lane in range(32):
-                    level[cell, lane] = np.int32(side_symbols[at + lane]) * np.int32(meta[11])
+                for lane in range(lanes):
+                    level[to + lane] = np.int32(side_symbols[at + lane]) * np.int32(meta[11])
             elif meta[8] >= 0:
-                sub_at = n_streams * side_at[meta[8]] + (plane * n_cells + cell) * 32
-                for lane in range(32):
-                    level[cell, lane] = np.int32(side_symbols[at + lane]) + levels[0, side_symbols[sub_at + lane]]
+                sub = np.uint64(n_streams * side_at[meta[8]] + (plane * n_cells + cell) * 32)
+                for lane in range(lanes):
+                    level[to + lane] = np.int32(side_symbols[at + lane]) + levels[0, side_symbols[sub + lane]]
             else:
-                for lane in range(32):
-                    level[cell, lane] = np.int32(side_symbols[at + lane])
-            for lane in range(32):
-                mean16[lane] += level[cell, lane]
+                for lane in range(lanes):
+                    level[to + lane] = np.int32(side_symbols[at + lane])
+            for lane in range(lanes):
+                mean16[lane] += level[to + lane]
         for lane in range(32):
             mean16[lane] = np.int32(np.int64(mean16[lane]) * 16 // n_cells)
         spread[:] = 0
         for cell in range(n_cells):
-            for lane in range(32):
-                relative = level[cell, lane] * 16 - mean16[lane]
+            at = np.uint64(cell * 32)
+            to = np.uint64((phase * n_cells + cell) * 32)
+            for lane in range(lanes):
+                relative = (level[at + lane] << np.int32(4)) - mean16[lane]
                 spread[lane] += abs(relative)
-                contexts[phase, cell, lane] = base + min(max(((relative + 8) >> 4) + 8, 0), 15)
+                relative = ((relative + np.int32(8)) >> np.int32(4)) + np.int32(8)
+                flat[to + lane] = base32 + min(max(relative, np.int32(0)), np.int32(15))
         if mode == 1:
             for lane in range(32):
-                spread[lane] = 16 * min(spread[lane] // np.int32(8 * n_cells), 15)
+                spread[lane] = np.int32(16) * min(spread[lane] // np.int32(8 * n_cells), np.int32(15))
             for cell in range(n_cells):
-                for lane in range(32):
-                    contexts[phase, cell, lane] += spread[lane]
+                to = np.uint64((phase * n_cells + cell) * 32)
+                for lane in range(lanes):
+                    flat[to + lane] += spread[lane]
             continue
         zero_base = np.int32(meta[6])
         min_at = n_streams * side_at[meta[9]]
         for cell in range(n_cells):
-            at = min_at + (plane * scale_columns + cell // per_scale) * 32
+            at = np.uint64(min_at + (plane * scale_columns + cell // per_scale) * 32)
+            to = np.uint64((phase * n_cells + cell) * 32)
             if meta[10] >= 0:
-                sub_at = n_streams * side_at[meta[8]] + (plane * n_cells + cell) * 32
-                sub_min_at = n_streams * side_at[meta[10]] + (plane * n_cells + cell) * 32
-                for lane in range(32):
-                    zero = np.int32(np.int8(side_symbols[at + lane]))
-                    zero += levels[1, side_symbols[sub_min_at + lane]] - levels[0, side_symbols[sub_at + lane]]
-                    contexts[phase, cell, lane] += 16 * min(max(zero - zero_base, 0), 15)
+                sub = np.uint64(n_streams * side_at[meta[8]] + (plane * n_cells + cell) * 32)
+                sub_min = np.uint64(n_streams * side_at[meta[10]] + (plane * n_cells + cell) * 32)
+                for lane in range(lanes):
+                    zero = np.int32(np.int8(side_symbols[at + lane])) - zero_base
+                    zero += levels[1, side_symbols[sub_min + lane]] - levels[0, side_symbols[sub + lane]]
+                    flat[to + lane] += min(max(zero, np.int32(0)), np.int32(15)) << np.int32(4)
             else:
-                for lane in range(32):
-                    zero = np.int32(np.int8(side_symbols[at + lane]))
-                    contexts[phase, cell, lane] += 16 * min(max(zero - zero_base, 0), 15)
+                for lane in range(lanes):
+                    zero = np.int32(np.int8(side_symbols[at + lane])) - zero_base
+                    flat[to + lane] += min(max(zero, np.int32(0)), np.int32(15)) << np.int32(4)

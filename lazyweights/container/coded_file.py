@@ -15,6 +15,7 @@ add up to their offsets, so each is found without reading the others.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ import zstandard
 
 from lazyweights.blocks.types import GGML_TYPES
 from lazyweights.codecs import TILE_ROWS
-from lazyweights.codecs.canonical import check_lengths
+from lazyweights.codecs.canonical import check_pool
 from lazyweights.container.gguf_scan import describe_bytes
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.tensor_coder import HalfMode, TensorCoder, TensorPlan, is_codable
@@ -277,8 +278,7 @@ def unpack_head(data: bytes, source_size: int) -> Head:
     for _ in range(r.number(len(data))):
         n = r.number(255)
         lengths = np.frombuffer(r.bytes_(256 * n), np.uint8).reshape(n, 256)
-        for row in lengths:
-            check_lengths(row)
+        check_pool(lengths)
         table_sets.append(lengths)
     spans: list[CodedSpan] = []
     tensors: list[TensorEntry] = []
@@ -361,11 +361,12 @@ class Layout:
     def preset(self) -> str:
         return "unit" if self.flags & FLAG_UNIT_PRESET else "dense"
 
-    @property
+    @functools.cached_property
     def kinds(self) -> np.ndarray:
+        """Kind of each unit, uint32."""
         return self.units["size"] >> 28
 
-    @property
+    @functools.cached_property
     def sizes(self) -> np.ndarray:
         """Payload bytes of each unit, int64."""
         return (self.units["size"] & (MAX_UNIT_BYTES - 1)).astype(np.int64)

@@ -15,7 +15,7 @@ from lazyweights.container import coded_file
 from lazyweights.container.atomic import AtomicFile
 from lazyweights.container.coded_file import HEADER_BYTES, UNIT_DTYPE, CodedSpan, Header, Layout
 from lazyweights.container.encoder import runs
-from lazyweights.container.jobs import Progress, ProgressCallback, ordered_map, thread_count
+from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
 from lazyweights.container.unit_codec import READ_AHEAD_WORDS, Tables, check_units, decode_rows, decode_verbatim
 from lazyweights.errors import ChecksumError, FormatError, LazyWeightsError, TruncatedError
 
@@ -67,9 +67,11 @@ def _jobs(layout: Layout) -> Iterator[_Job]:
 
 
 def decode_job(
-    job: _Job, layout: Layout, offsets: np.ndarray, base: int, words: np.ndarray, tables: list[Tables]
+    job: _Job, layout: Layout, offsets: np.ndarray, base: int, words: np.ndarray, tables: list[Tables], pool: BufferPool
 ) -> bytes | memoryview | np.ndarray:
     """Decode one job from `words`, whose first byte is at file offset `base`; check the checksums.
+
+    An array that is returned belongs to `pool`.
 
     Raises
     ------
@@ -85,10 +87,11 @@ def decode_job(
         if coded_file.checksum(data) != int(checksums[0]):
             raise ChecksumError("a verbatim chunk is damaged", row_group=job.first_unit, offset=int(offsets[job.units][0]))
         return data
-    packed = np.empty((job.rows, job.span.row_bytes), np.uint8)
+    flat = pool.take(job.n_bytes)
+    packed = flat.reshape(job.rows, job.span.row_bytes)
     decode_rows(job.span, job.first_unit, kinds, sizes, starts, words, tables[job.span.plan.table_set], packed)
     check_units(job.span, job.first_unit, checksums, packed)
-    return packed.reshape(-1)
+    return flat
 
 
 def read_exactly(read: Callable[[int], bytes], n_bytes: int, what: str) -> bytes:
@@ -135,14 +138,16 @@ def read_layout(file: BinaryIO, actual_size: int | None) -> Layout:
 def _decode_units(
     layout: Layout, fd: int, threads: int, path: str
 ) -> Iterator[tuple[_Job, bytes | memoryview | np.ndarray]]:
-    """Yield the decoded jobs of an open file in order."""
+    """Yield the decoded jobs of an open file in order; the data of one is valid until the next is asked for."""
     offsets = layout.offsets()
-    tables = [Tables.of(lengths) for lengths in layout.head.table_sets]
+    tables = [Tables(lengths) for lengths in layout.head.table_sets]
+    inputs, outputs = BufferPool(), BufferPool()
 
     def decode(job: _Job) -> tuple[_Job, bytes | memoryview | np.ndarray]:
         base = int(offsets[job.units.start])
         end = int(offsets[job.units.stop])
-        words = np.empty((end - base) // 4 + READ_AHEAD_WORDS, np.uint32)
+        buffer = inputs.take(end - base + 4 * READ_AHEAD_WORDS)
+        words = buffer.view(np.uint32)
         target = memoryview(words).cast("B")
         done = 0
         while done < end - base:
@@ -151,9 +156,16 @@ def _decode_units(
                 raise TruncatedError("the file became shorter while it was read", path=path)
             done += n
         words[(end - base) // 4 :] = 0
-        return job, decode_job(job, layout, offsets, base, words, tables)
+        data = decode_job(job, layout, offsets, base, words, tables, outputs)
+        if isinstance(data, memoryview):  # still in the input buffer
+            data = bytes(data)
+        inputs.give(buffer)
+        return job, data
 
-    yield from ordered_map(decode, _jobs(layout), threads)
+    for job, data in ordered_map(decode, _jobs(layout), threads):
+        yield job, data
+        if isinstance(data, np.ndarray):
+            outputs.give(data)
 
 
 def decode_file(
@@ -204,14 +216,18 @@ def decode_stream(source: BinaryIO, sink: BinaryIO, *, progress: ProgressCallbac
     started = time.monotonic()
     layout = read_layout(source, None)
     offsets = layout.offsets()
-    tables = [Tables.of(lengths) for lengths in layout.head.table_sets]
+    tables = [Tables(lengths) for lengths in layout.head.table_sets]
+    pool = BufferPool()
     done = 0
     for job in _jobs(layout):
         base, end = int(offsets[job.units.start]), int(offsets[job.units.stop])
         data = read_exactly(source.read, end - base, "its payload")
         words = np.zeros((end - base) // 4 + READ_AHEAD_WORDS, np.uint32)
         words.view(np.uint8)[: end - base] = np.frombuffer(data, np.uint8)
-        sink.write(memoryview(decode_job(job, layout, offsets, base, words, tables)))
+        decoded = decode_job(job, layout, offsets, base, words, tables, pool)
+        sink.write(memoryview(decoded))
+        if isinstance(decoded, np.ndarray):
+            pool.give(decoded)
         done += job.n_bytes
         if progress:
             progress(Progress(done, layout.source_size, 0, "decode", job.span.name))

@@ -322,7 +322,7 @@ def _write(
     packed_head, head_raw_bytes = coded_file.head_parts(head)
     units = np.zeros(sum(s.n_units for s in head.spans), coded_file.UNIT_DTYPE)
     payload_offset = coded_file.payload_offset(len(packed_head), len(units))
-    tables = [Tables.of(lengths) for lengths in head.table_sets]
+    tables = [Tables(lengths) for lengths in head.table_sets]
     sink.write(bytes(payload_offset))
 
     def encode(run: _Run) -> tuple[_Run, list[Unit]]:

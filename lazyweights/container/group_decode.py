@@ -86,33 +86,43 @@ def _put_half(
     raw_bits = halves[f, 2]
     sign = uint32(halves[f, 3] << 15)
     delta = halves[f, 4]
+    keep_sign = uint32(0 if raw_bits == 7 else 0x8000)
+    add = uint32(0x7FFF if delta >= 0 else 0)
+    flat = lane_values.reshape(lane_values.size)
+    mine = f * lane_values.shape[1]
+    others = max(delta, 0) * lane_values.shape[1]
     k = 0
     for phase in range(2):
-        n_lanes = (n_rows + 1 - phase) // 2
+        lanes = np.uint64((n_rows + 1 - phase) // 2)
         for block in range(n_blocks):
-            hi = hi_at + phase * phase_step + block * 32
-            lo = lo_at + phase * phase_step + block * 32
-            at = (phase * n_blocks + block) * 32
-            values = lane_values[f, at : at + 32]
-            for lane in range(n_lanes):
-                v = uint32(side[hi + lane]) << uint32(7)
-                rest = uint32(side[lo + lane]) if lo_at >= 0 else uint32(low[k + lane])
-                v |= rest & uint32(127)
-                if delta >= 0:
-                    v = (v + uint32(lane_values[delta, at + lane])) & uint32(0x7FFF)
-                if raw_bits != 7:
-                    v |= (rest >> uint32(7)) << uint32(15)
-                values[lane] = v | sign
-            k += n_lanes
-            if direct:
-                column = block * stride + 2 * f
-                for lane in range(n_lanes):
-                    v16 = values[lane]
-                    symbols[first + 2 * lane + phase, column] = v16 & 255
-                    symbols[first + 2 * lane + phase, column + 1] = v16 >> 8
+            step = phase * phase_step + block * 32
+            hi = np.uint64(hi_at + step)
+            at = np.uint64(mine + (phase * n_blocks + block) * 32)
+            other = np.uint64(others + (phase * n_blocks + block) * 32)
+            if lo_at >= 0:
+                lo = np.uint64(lo_at + step)
+                for lane in range(lanes):
+                    flat[at + lane] = side[lo + lane]
             else:
-                for lane in range(n_lanes):
-                    half_values[f, first + 2 * lane + phase, block] = values[lane]
+                lo = np.uint64(k)
+                for lane in range(lanes):
+                    flat[at + lane] = low[lo + lane]
+            k += np.int64(lanes)
+            for lane in range(lanes):
+                r = uint32(flat[at + lane])
+                v = (uint32(side[hi + lane]) << uint32(7)) | (r & uint32(127))
+                v = (v + (uint32(flat[other + lane]) & add)) & uint32(0x7FFF)
+                flat[at + lane] = v | ((r << uint32(8)) & keep_sign) | sign
+            if direct:
+                column = np.uint64(block * stride + 2 * f)
+                for lane in range(lanes):
+                    row = np.uint64(first + phase) + np.uint64(2) * lane
+                    symbols[row, column] = flat[at + lane] & 255
+                    symbols[row, column + np.uint64(1)] = flat[at + lane] >> 8
+            else:
+                column = np.uint64(block)
+                for lane in range(lanes):
+                    half_values[f, np.uint64(first + phase) + np.uint64(2) * lane, column] = flat[at + lane]
 
 
 @njit(cache=True, nogil=True)

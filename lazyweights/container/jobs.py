@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -37,6 +39,27 @@ class Progress:
 
 
 ProgressCallback = Callable[[Progress], None]
+
+
+class BufferPool:
+    """Byte buffers that are used again: fresh large arrays cost a page fault every 4 KiB. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._free: deque[np.ndarray] = deque()
+
+    def take(self, n_bytes: int) -> np.ndarray:
+        """Return an uninitialised uint8 array of `n_bytes` bytes, a view of a buffer of the pool."""
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = np.empty(0, np.uint8)
+        if buffer.size < n_bytes:
+            buffer = np.empty(n_bytes, np.uint8)
+        return buffer[:n_bytes]
+
+    def give(self, array: np.ndarray) -> None:
+        """Give back what `take` returned; the caller must not use it any more."""
+        self._free.append(array if array.base is None else array.base)
 
 
 def thread_count(threads: int) -> int:

@@ -205,7 +205,7 @@ class CodedFile:
     def _table_set(self, number: int) -> Tables:
         with self._lock:
             if number not in self._tables:
-                self._tables[number] = Tables.of(self.layout.head.table_sets[number])
+                self._tables[number] = Tables(self.layout.head.table_sets[number])
             return self._tables[number]
 
     def _source_bytes(self, offset: int, n_bytes: int) -> bytearray:

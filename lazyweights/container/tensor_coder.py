@@ -13,7 +13,7 @@ import numpy as np
 
 from lazyweights.blocks.planes import _LAYOUTS as _BLOCK_LAYOUTS
 from lazyweights.blocks.types import GGML_TYPES
-from lazyweights.codecs import TILE_ROWS
+from lazyweights.codecs import TABLE_SIZE, TILE_ROWS
 from lazyweights.container.stream_layout import N_CELL_CONTEXTS, STREAM_LAYOUTS, StreamLayout, level_table
 
 N_SIDE_CONTEXTS = 32
@@ -57,6 +57,16 @@ class TensorPlan:
     side_tables: np.ndarray
     cell_tables: np.ndarray
     table_set: int = 0
+
+    @functools.cached_property
+    def side_offsets(self) -> np.ndarray:
+        """Table offset of each side context, int32 (n_sides, 32)."""
+        return self.side_tables.astype(np.int32) * TABLE_SIZE
+
+    @functools.cached_property
+    def cell_offsets(self) -> np.ndarray:
+        """Table offset of each cell context, int32 (512,)."""
+        return self.cell_tables.astype(np.int32) * TABLE_SIZE
 
 
 @dataclass
@@ -139,6 +149,7 @@ class TensorCoder:
         self.wide_bits = max(layout.code_bits - 8, 0)
         self.direct_offset = _DIRECT_OFFSETS.get(layout.type_name)
         self.raw_planes = self._raw_planes()
+        self._parameters: dict[tuple[tuple[HalfMode, ...], tuple[int, ...]], _Parameters] = {}
 
     def _index_count(self) -> int:
         specs = _BLOCK_LAYOUTS[self.type.type_id].specs
@@ -174,6 +185,12 @@ class TensorCoder:
 
     def parameters(self, modes: tuple[HalfMode, ...], bases: tuple[int, ...]) -> _Parameters:
         """Return the integer tables of the kernels for these field modes."""
+        found = self._parameters.get((modes, bases))
+        if found is None:
+            found = self._parameters[modes, bases] = self._make_parameters(modes, bases)
+        return found
+
+    def _make_parameters(self, modes: tuple[HalfMode, ...], bases: tuple[int, ...]) -> _Parameters:
         layout = self.layout
         sides: list[tuple[int, int, int, int]] = []
         halves: list[tuple[int, int, int, int, int]] = []
@@ -409,7 +426,7 @@ class TensorCoder:
         symbol_layout = (stride, self.direct_offset or 0, direct)
         group_decode.decode_groups(
             n_rows, words, starts, sizes, kinds, p.meta, p.sides, p.halves, p.byte_fields, p.raws, p.levels, flat_tables,
-            plan.side_tables.astype(np.int32) * 2048, plan.cell_tables.astype(np.int32) * 2048, arrays.half_values,
+            plan.side_offsets, plan.cell_offsets, arrays.half_values,
             arrays.byte_values, arrays.symbols, symbol_layout, arrays.raw_values, status,
         )
         if not direct:

@@ -47,24 +47,21 @@ def tensor_coder(type_id: int, columns: int) -> TensorCoder:
     return TensorCoder(type_id, columns)
 
 
-@dataclass(frozen=True)
 class Tables:
-    """A table set, ready to use.
+    """A table set: code lengths uint8 (n_tables, 256), and what encoders and decoders make of them when first used."""
 
-    Attributes
-    ----------
-    entries : ndarray of uint32, shape (n_tables, 256)
-    flat : ndarray of uint16, decode tables (`canonical.decode_tables`)
-    """
+    def __init__(self, lengths: np.ndarray) -> None:
+        self.lengths = lengths
 
-    entries: np.ndarray
-    flat: np.ndarray
+    @functools.cached_property
+    def entries(self) -> np.ndarray:
+        """Encode entries, uint32 (n_tables, 256)."""
+        return np.stack([canonical.codewords(row) for row in self.lengths])
 
-    @classmethod
-    def of(cls, lengths: np.ndarray) -> Tables:
-        """Build from code lengths, uint8 (n_tables, 256)."""
-        entries = np.stack([canonical.codewords(row) for row in lengths]) if len(lengths) else np.zeros((0, 256), np.uint32)
-        return cls(entries, canonical.decode_tables(lengths))
+    @functools.cached_property
+    def flat(self) -> np.ndarray:
+        """Decode tables, uint16 (`canonical.decode_tables`)."""
+        return canonical.decode_tables(self.lengths)
 
 
 def encode_verbatim(data: bytes, level: int) -> Unit:

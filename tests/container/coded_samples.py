@@ -1,0 +1,189 @@
+"""Coded files in memory: make them, decode them, take them apart and put them together again with valid checksums.
+
+`Parts` is for attacks that checksums do not stop: change a field, seal, and only the structural checks are left.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+from numba import njit
+
+from lazyweights.blocks import GGML_TYPES, TYPE_BY_NAME, Planes, join, split
+from lazyweights.codecs import lane_kernels
+from lazyweights.container import coded_file
+from lazyweights.container.coded_file import HEADER, HEADER_BYTES, UNIT_DTYPE, CodedSpan, Head, Layout
+from lazyweights.container.decoder import decode_stream, read_layout
+from lazyweights.container.encoder import encode_file
+from lazyweights.container.tensor_coder import is_codable
+from tests.make_gguf import SLOW_TYPES, build_gguf, quantized_tensor_bytes, random_tensor_bytes
+
+HEADER_FIELDS = (
+    "magic", "version", "flags", "source_size", "file_size", "sha256", "head_bytes", "head_raw_bytes", "head_checksum",
+    "n_units", "payload_offset_words", "table_checksum", "reserved_a", "reserved_b", "reserved_bytes", "checksum",
+)  # fmt: skip
+"""The fields of `coded_file.HEADER` in order."""
+
+CODABLE = tuple(t for t in GGML_TYPES if is_codable(t, (768, 64)))
+"""Types that are coded rather than kept verbatim."""
+
+
+def type_label(type_id: int) -> str:
+    """Test id of a type."""
+    return GGML_TYPES[type_id].name
+
+
+def encode_bytes(data: bytes, folder: Path, **options: Any) -> bytes:
+    """Return the coded file of `data`; options as for `encode_file`."""
+    source, output = folder / "sample.gguf", folder / "sample.gguf.lw"
+    source.write_bytes(data)
+    encode_file(source, output, force=True, **{"threads": 1, **options})
+    return output.read_bytes()
+
+
+def decode_bytes(coded: bytes) -> bytes:
+    """Return what a coded file holds."""
+    sink = io.BytesIO()
+    decode_stream(io.BytesIO(coded), sink)
+    return sink.getvalue()
+
+
+def layout_of(coded: bytes) -> Layout:
+    """Return the layout of a coded file, checked."""
+    return read_layout(io.BytesIO(coded), len(coded))
+
+
+def coded_span(layout: Layout, name: str) -> tuple[CodedSpan, slice]:
+    """Return the span of a coded tensor and its units."""
+    for _, span, first, _ in layout.spans():
+        if span.name == name and span.is_coded:
+            return span, slice(first, first + span.n_units)
+    raise AssertionError(f"{name} is not coded")
+
+
+def tensor_bytes(type_id: int, shape: tuple[int, ...], rng: np.random.Generator) -> bytes:
+    """Quantized weights where a quantizer is at hand and quick, else random bytes."""
+    if GGML_TYPES[type_id].name not in SLOW_TYPES:
+        data = quantized_tensor_bytes(type_id, shape, rng)
+        if data is not None:
+            return data
+    return random_tensor_bytes(type_id, shape, rng)
+
+
+def change_plane(type_id: int, data: bytes, shape: tuple[int, ...], **changed: Any) -> bytes:
+    """Return packed bytes with planes replaced; a value may be a number, an array or a function of the old plane."""
+    planes = split(type_id, data, shape)
+    new = dict(planes.planes)
+    for name, value in changed.items():
+        old = new[name]
+        new[name] = (value(old) if callable(value) else np.broadcast_to(value, old.shape)).astype(old.dtype)
+    return join(Planes(type_id, planes.shape, new)).tobytes()
+
+
+def mixed_gguf(seed: int = 0) -> bytes:
+    """A small file with every kind of unit and span: the sample that the damage tests work on."""
+    rng = np.random.default_rng(seed)
+    tensors = []
+
+    def add(name: str, type_name: str, shape: tuple[int, ...], data: bytes | None = None) -> None:
+        type_id = TYPE_BY_NAME[type_name].type_id
+        tensors.append((name, type_id, shape, data or tensor_bytes(type_id, shape, rng)))
+
+    add("blk.0.attn_q.weight", "Q4_K", (256, 66))
+    q4_1 = TYPE_BY_NAME["Q4_1"].type_id
+    data = tensor_bytes(q4_1, (64, 140), rng)
+    # The second row group loses its forced codes.
+    unforced = change_plane(q4_1, data, (64, 140), codes=lambda c: np.where(np.arange(140)[:, None] // 64 == 1, c // 2, c))
+    add("blk.0.attn_k.weight", "Q4_1", (64, 140), unforced)
+    add("blk.0.attn_v.weight", "Q8_0", (32, 65))
+    add("blk.0.attn_output.weight", "Q6_K", (256, 9))
+    add("blk.0.ffn_up_exps.weight", "Q4_0", (32, 65, 2))
+    add("blk.0.ffn_gate.weight", "IQ2_XXS", (256, 3))
+    add("blk.0.ffn_down.weight", "TQ1_0", (256, 3))
+    add("blk.0.ffn_norm.weight", "F32", (33,))
+    add("blk.0.attn_norm.weight", "BF16", (576, 3))
+    tensors.append(("rope_freqs.weight", TYPE_BY_NAME["I8"].type_id, (700,), rng.bytes(700)))
+    metadata = {"general.architecture": "llama", "tokenizer.ggml.tokens": [f"token{i}" for i in range(60)]}
+    return build_gguf(tensors, metadata, tail=b"tail" * 9)
+
+
+def scalar_decode_groups() -> tuple[Any, Any]:
+    """Return (module, function): `decode_groups` built on the scalar lane kernels, and the module to put it in.
+
+    Where the CPU has no vector kernels this is what runs anyway. Not cached: the cache would mix up the two.
+    """
+    scalar = {"decode_cells_phase": lane_kernels._decode_cells_scalar, "decode_side_phase": lane_kernels._decode_side_scalar}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("lazyweights.container.") and "decode_groups" in vars(module):
+            function = module.decode_groups.py_func
+            assert set(scalar) <= set(function.__globals__), "the kernels have other names now"
+            twin = types.FunctionType(function.__code__, {**function.__globals__, **scalar}, function.__name__)
+            return module, njit(nogil=True)(twin)
+    raise AssertionError("decode_groups is in no loaded module")
+
+
+@dataclass
+class Parts:
+    """A coded file taken apart. Change anything, then `seal`."""
+
+    flags: int
+    source_size: int
+    sha256: bytes
+    head: bytes
+    """Before compression."""
+    kinds: list[int]
+    checksums: list[int]
+    payloads: list[bytes]
+    trailer: bytes
+
+    @classmethod
+    def of(cls, coded: bytes) -> Parts:
+        """Take a whole coded file apart."""
+        layout = layout_of(coded)
+        fields = dict(zip(HEADER_FIELDS, HEADER.unpack(coded[:HEADER_BYTES]), strict=True))
+        packed = coded[HEADER_BYTES : HEADER_BYTES + fields["head_bytes"]]
+        head = zstandard.ZstdDecompressor().decompress(packed, max_output_size=fields["head_raw_bytes"])
+        starts, sizes = layout.offsets().tolist(), layout.sizes.tolist()
+        payloads = [coded[at : at + n] for at, n in zip(starts, sizes, strict=False)]
+        return cls(
+            layout.flags, layout.source_size, layout.sha256, head, layout.kinds.tolist(),
+            layout.units["checksum"].tolist(), payloads, coded[starts[-1] :],
+        )  # fmt: skip
+
+    def unpack(self) -> Head:
+        """Return the head as objects."""
+        return coded_file.unpack_head(self.head, self.source_size)
+
+    def table(self) -> np.ndarray:
+        """Return the unit table that fits the payloads."""
+        sizes = [len(p) | kind << 28 for p, kind in zip(self.payloads, self.kinds, strict=True)]
+        return np.array(list(zip(sizes, self.checksums, strict=True)), UNIT_DTYPE)
+
+    def seal(self, *, packed_head: bytes | None = None, table: np.ndarray | None = None, **fields: Any) -> bytes:
+        """Return the file with all checksums right; `fields` of the header replace what would be right."""
+        packed = zstandard.ZstdCompressor(level=3).compress(self.head) if packed_head is None else packed_head
+        units = (self.table() if table is None else table).tobytes()
+        body = b"".join(p + bytes(-len(p) % 4) for p in self.payloads) + self.trailer
+        n_units = len(units) // UNIT_DTYPE.itemsize
+        start = coded_file.payload_offset(len(packed), n_units)
+        values = {
+            "magic": coded_file.CODED_MAGIC, "version": coded_file.VERSION, "flags": self.flags,
+            "source_size": self.source_size, "file_size": start + len(body), "sha256": self.sha256,
+            "head_bytes": len(packed), "head_raw_bytes": len(self.head), "head_checksum": coded_file.checksum(packed),
+            "n_units": n_units, "payload_offset_words": start // 4, "table_checksum": coded_file.checksum(units),
+            "reserved_a": 0, "reserved_b": 0, "reserved_bytes": bytes(16), "checksum": 0,
+        } | fields  # fmt: skip
+        assert tuple(values) == HEADER_FIELDS
+        header = HEADER.pack(*values.values())[:-8]
+        header += coded_file.checksum(header).to_bytes(8, "little")
+        prefix = header + packed + units
+        return prefix + bytes(start - len(prefix)) + body
+
+
