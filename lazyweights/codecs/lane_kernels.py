@@ -85,7 +85,7 @@ def encode_cells(
     entries : uint32 (n_tables, 256) of `canonical.codewords`
     cell_length : symbols in a cell
     n_rows : rows of the tile, 1 .. 64
-    words : uint32, output; needs 32 words of room beyond the longest possible stream
+    words : uint32, output; the last word is scratch
     buf, pending, held, slots, pos : encoder state; `slots` int64 (32, 2)
 
     Returns
@@ -95,33 +95,47 @@ def encode_cells(
     phase_stride, cell_stride, position_stride, lane_stride = strides
     n_cells = tables.shape[1]
     p = pos[0]
+    # Unsigned indices need no check for being negative; selects instead of branches, which the data would mispredict.
+    flat_entries = entries.reshape(entries.size)
+    flat_slots = slots.reshape(slots.size)
+    table_at = np.zeros(32, np.uint64)
+    one, two = np.uint64(1), np.uint64(2)
+    step = np.uint64(lane_stride)
+    trash = np.uint64(words.size - 1)
+    missing = False
     for phase in range(2):
-        n_lanes = (n_rows + 1 - phase) // 2
+        lanes = np.uint64((n_rows + 1 - phase) // 2)
         for cell in range(n_cells):
+            for lane in range(lanes):
+                table_at[lane] = np.uint64(tables[phase, cell, lane]) << np.uint64(8)
+            if p + 32 * ((cell_length + 1) // 2) >= words.size:
+                return 2
             for position in range(cell_length):
-                base = phase * phase_stride + cell * cell_stride + position * position_stride
+                base = np.uint64(phase * phase_stride + cell * cell_stride + position * position_stride)
                 if position % 2 == 0:
-                    if p + 32 > words.size:
-                        return 2
-                    for lane in range(n_lanes):
-                        if held[lane] < 32:
-                            slots[lane, 1 if pending[lane] + held[lane] >= 32 else 0] = p
-                            p += 1
-                            held[lane] += 32
-                for lane in range(n_lanes):
-                    entry = entries[tables[phase, cell, lane], symbols[base + lane * lane_stride]]
-                    if entry == uint32(0xFFFFFFFF):
-                        return 1
-                    length = np.int32(entry >> uint32(16))
-                    b = (buf[lane] << uint64(length)) | uint64(entry & uint32(0xFFFF))
+                    for lane in range(lanes):
+                        need = held[lane] < 32
+                        slot = two * lane + (one if pending[lane] + held[lane] >= 32 else np.uint64(0))
+                        flat_slots[slot] = p if need else flat_slots[slot]
+                        p += 1 if need else 0
+                        held[lane] += np.int32(32) if need else np.int32(0)
+                for lane in range(lanes):
+                    entry = flat_entries[table_at[lane] + np.uint64(symbols[base + lane * step])]
+                    missing |= entry == uint32(0xFFFFFFFF)
+                    length = np.int32((entry >> uint32(16)) & uint32(15))
+                    b = (buf[lane] << uint64(length)) | uint64(entry & uint32(0x7FF))
                     n = pending[lane] + length
                     held[lane] -= length
-                    if n >= 32:
-                        n -= 32
-                        words[slots[lane, 0]] = uint32((b >> uint64(n)) & uint64(0xFFFFFFFF))
-                        slots[lane, 0] = slots[lane, 1]
+                    full = n >= 32
+                    n = n - np.int32(32) if full else n
+                    slot = two * lane
+                    target = np.uint64(flat_slots[slot]) if full else trash
+                    words[target] = uint32((b >> uint64(n)) & uint64(0xFFFFFFFF))
+                    flat_slots[slot] = flat_slots[slot + one] if full else flat_slots[slot]
                     buf[lane] = b
                     pending[lane] = n
+            if missing:
+                return 1
     pos[0] = p
     return 0
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from lazyweights.codecs import ALPHABET_SIZE
 from lazyweights.codecs.package_merge import code_lengths
 
 MAX_TABLES = 255
@@ -35,15 +34,17 @@ def _sizes(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return out
 
 
+def _sums(counts: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the summed counts of each label (0 .. n - 1, all present), int64 (n, 256)."""
+    order = np.argsort(labels, kind="stable")
+    starts = np.searchsorted(labels[order], np.arange(int(labels.max()) + 1))
+    return np.add.reduceat(counts[order], starts, axis=0, dtype=np.int64)
+
+
 def _rebuild(counts: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of the used tables and each context's new table number."""
     used, renumbered = np.unique(table_of, return_inverse=True)
-    lengths = np.zeros((len(used), ALPHABET_SIZE), np.uint8)
-    order = np.argsort(renumbered, kind="stable")
-    bounds = np.searchsorted(renumbered[order], np.arange(len(used) + 1))
-    for t in range(len(used)):
-        members = order[bounds[t] : bounds[t + 1]]
-        lengths[t] = code_lengths(counts[members].astype(np.int64).sum(axis=0))
+    lengths = np.stack([code_lengths(row) for row in _sums(counts, renumbered)])
     return lengths, renumbered
 
 
@@ -88,8 +89,7 @@ def build_pool(
         Each symbol that a context has, has a codeword in its table.
     """
     _, group_of = np.unique(groups, return_inverse=True)
-    group_counts = np.zeros((group_of.max() + 1, ALPHABET_SIZE), np.int64)
-    np.add.at(group_counts, group_of, counts)
+    group_counts = _sums(counts, group_of)
     lengths = _seeds(group_counts, n_tables)
     for _ in range(n_rounds):
         table_of = _sizes(counts, lengths).argmin(axis=1)

@@ -29,6 +29,7 @@ from lazyweights.codecs import TILE_ROWS
 from lazyweights.codecs.canonical import check_pool
 from lazyweights.container.gguf_scan import describe_bytes
 from lazyweights.container.gguf_values import CODED_MAGIC
+from lazyweights.container.numbers import NumberReader, pack_number, pack_numbers
 from lazyweights.container.tensor_coder import HalfMode, TensorCoder, TensorPlan, is_codable
 from lazyweights.errors import (
     ChecksumError,
@@ -49,13 +50,13 @@ payload offset / 4, unit table checksum, two reserved words (zero), sixteen rese
 HEADER_BYTES = HEADER.size
 TRAILER_BYTES = 256
 CHUNK_BYTES = 1 << 22
-MAX_HEAD_BYTES = 1 << 30
+MAX_HEAD_RATIO = 1 << 12
 MAX_UNIT_BYTES = 1 << 28
 
 UNIT_DTYPE = np.dtype([("size", "<u4"), ("checksum", "<u8")])
 """size: payload bytes in bits 0..27, kind in bits 28..31; checksum: XXH3-64 of the source bytes of the unit."""
 
-RAW, ZSTD, CODED, CODED_UNFORCED, LOCKSTEP = 0, 1, 2, 3, 4
+RAW, ZSTD, CODED, CODED_UNFORCED, LOCKSTEP, FILTERED = 0, 1, 2, 3, 4, 5
 """Kinds of units."""
 
 FLAG_UNIT_PRESET = 1
@@ -151,69 +152,13 @@ class Head:
     table_sets: list[np.ndarray] = field(default_factory=list)
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-
-    def number(self, value: int) -> None:
-        """LEB128: seven bits a byte, the low ones first."""
-        out = bytearray()
-        while value >= 128:
-            out.append(value & 127 | 128)
-            value >>= 7
-        out.append(value)
-        self.parts.append(bytes(out))
-
-    def data(self, value: bytes) -> None:
-        self.number(len(value))
-        self.parts.append(value)
+def _pack_plan(plan: TensorPlan) -> bytes:
+    modes = [mode.low | mode.sign << 1 for mode in plan.modes]
+    numbers = pack_numbers([plan.table_set, *modes, *plan.bases])
+    return numbers + plan.side_tables.tobytes() + plan.cell_tables.tobytes()
 
 
-class _Reader:
-    """Bounded reader of the head: every count is checked against the bytes left."""
-
-    def __init__(self, data: bytes) -> None:
-        self.raw = data
-        self.at = 0
-
-    def number(self, limit: int = 1 << 63) -> int:
-        value = shift = 0
-        while True:
-            if self.at >= len(self.raw):
-                raise TruncatedError("the head ends inside a number", offset=self.at)
-            byte = self.raw[self.at]
-            self.at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                break
-            shift += 7
-            if shift > 63:
-                raise LimitError("a number of the head is too long", offset=self.at)
-        if value > limit:
-            raise LimitError("a number of the head is too large", offset=self.at, expected=f"<= {limit}", found=value)
-        return value
-
-    def bytes_(self, n: int) -> bytes:
-        if n > len(self.raw) - self.at:
-            raise TruncatedError("the head ends too early", offset=self.at, expected=n, found=len(self.raw) - self.at)
-        self.at += n
-        return self.raw[self.at - n : self.at]
-
-    def data(self) -> bytes:
-        return self.bytes_(self.number())
-
-
-def _pack_plan(w: _Writer, plan: TensorPlan) -> None:
-    w.number(plan.table_set)
-    for mode in plan.modes:
-        w.number(mode.low | mode.sign << 1)
-    for base in plan.bases:
-        w.number(base)
-    w.parts.append(plan.side_tables.tobytes())
-    w.parts.append(plan.cell_tables.tobytes())
-
-
-def _unpack_plan(r: _Reader, coder: TensorCoder, table_sets: list[np.ndarray]) -> TensorPlan:
+def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[np.ndarray]) -> TensorPlan:
     table_set = r.number()
     if table_set >= len(table_sets):
         raise FormatError("a plan names a table set that is not there", expected=f"< {len(table_sets)}", found=table_set)
@@ -223,8 +168,8 @@ def _unpack_plan(r: _Reader, coder: TensorCoder, table_sets: list[np.ndarray]) -
         modes.append(HalfMode(value & 1, value >> 1))
     n_sides = len(coder.side_names(tuple(modes)))
     bases = tuple(r.number(255) for _ in range(n_sides))
-    side_tables = np.frombuffer(r.bytes_(32 * n_sides), np.uint8).reshape(n_sides, 32)
-    cell_tables = np.frombuffer(r.bytes_(512), np.uint8)
+    side_tables = np.frombuffer(r.take(32 * n_sides), np.uint8).reshape(n_sides, 32)
+    cell_tables = np.frombuffer(r.take(512), np.uint8)
     n_tables = len(table_sets[table_set])
     for tables in (side_tables, cell_tables):
         if tables.size and int(tables.max()) >= n_tables:
@@ -234,35 +179,27 @@ def _unpack_plan(r: _Reader, coder: TensorCoder, table_sets: list[np.ndarray]) -
 
 def pack_head(head: Head) -> bytes:
     """Return the bytes of the head before compression."""
-    w = _Writer()
-    w.number(len(head.table_sets))
+    parts = [pack_number(len(head.table_sets))]
     for lengths in head.table_sets:
-        w.number(len(lengths))
-        w.parts.append(lengths.astype(np.uint8).tobytes())
-    w.number(len(head.spans))
+        parts += [pack_number(len(lengths)), lengths.astype(np.uint8).tobytes()]
+    parts.append(pack_number(len(head.spans)))
     for span in head.spans:
-        w.number(span.n_bytes)
-        w.number(1 if span.is_coded else 0)
+        parts.append(pack_numbers([span.n_bytes, int(span.is_coded)]))
         if span.plan is not None:
-            w.data(span.name.encode("utf-8", "surrogateescape"))
-            w.number(span.type_id)
-            w.number(len(span.shape))
-            for n in span.shape:
-                w.number(n)
-            w.number(span.entropy_millibits)
-            w.number(span.code_bits)
-            _pack_plan(w, span.plan)
+            parts.append(_pack_tensor(span))
+            parts.append(pack_numbers([span.entropy_millibits, span.code_bits]))
+            parts.append(_pack_plan(span.plan))
     verbatim = [t for t in head.tensors if not head.spans[t.span].is_coded]
-    w.number(len(verbatim))
+    parts.append(pack_number(len(verbatim)))
     for tensor in verbatim:
-        w.data(tensor.name.encode("utf-8", "surrogateescape"))
-        w.number(tensor.type_id)
-        w.number(len(tensor.shape))
-        for n in tensor.shape:
-            w.number(n)
-        w.number(tensor.offset)
-        w.number(tensor.n_bytes)
-    return b"".join(w.parts)
+        parts.append(_pack_tensor(tensor))
+        parts.append(pack_numbers([tensor.offset, tensor.n_bytes]))
+    return b"".join(parts)
+
+
+def _pack_tensor(tensor: CodedSpan | TensorEntry) -> bytes:
+    name = tensor.name.encode("utf-8", "surrogateescape")
+    return pack_number(len(name)) + name + pack_numbers([tensor.type_id, len(tensor.shape), *tensor.shape])
 
 
 def unpack_head(data: bytes, source_size: int) -> Head:
@@ -273,11 +210,11 @@ def unpack_head(data: bytes, source_size: int) -> Head:
     FormatError, CodecError
         If the head is not one that `pack_head` writes.
     """
-    r = _Reader(data)
+    r = NumberReader(data)
     table_sets = []
     for _ in range(r.number(len(data))):
         n = r.number(255)
-        lengths = np.frombuffer(r.bytes_(256 * n), np.uint8).reshape(n, 256)
+        lengths = np.frombuffer(r.take(256 * n), np.uint8).reshape(n, 256)
         check_pool(lengths)
         table_sets.append(lengths)
     spans: list[CodedSpan] = []
@@ -321,13 +258,12 @@ def unpack_head(data: bytes, source_size: int) -> Head:
         if span >= len(spans) or spans[span].is_coded or at + n_bytes > int(starts[span]) + spans[span].n_bytes:
             raise OffsetError("a verbatim tensor is not inside a verbatim span", tensor=name, offset=at)
         tensors.append(TensorEntry(name, type_id, shape, at, n_bytes, span))
-    if r.at != len(data):
-        raise FormatError("bytes are left behind the head", expected=r.at, found=len(data))
+    r.finish()
     tensors.sort(key=lambda t: t.offset)
     return Head(spans, tensors, table_sets)
 
 
-def _unpack_tensor(r: _Reader) -> tuple[str, int, tuple[int, ...]]:
+def _unpack_tensor(r: NumberReader) -> tuple[str, int, tuple[int, ...]]:
     name = r.data().decode("utf-8", "surrogateescape")
     type_id = r.number(1 << 32)
     n_dims = r.number(4)
@@ -388,11 +324,6 @@ class Layout:
 def checksum(data: bytes | memoryview | np.ndarray) -> int:
     """XXH3-64 with seed 0 of some bytes."""
     return xxhash.xxh3_64_intdigest(data)
-
-
-def compress_header(data: bytes) -> bytes:
-    """Compress the bytes of a GGUF header as the encoder does."""
-    return zstandard.ZstdCompressor(level=19, write_checksum=False).compress(data)
 
 
 def head_parts(layout_head: Head) -> tuple[bytes, int]:
@@ -464,7 +395,7 @@ def unpack_header(data: bytes, actual_size: int | None) -> Header:
     header = Header(f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10] * 4, f[11])
     if actual_size is not None and actual_size != header.file_size:
         raise TruncatedError("the file is not as long as it says", expected=header.file_size, found=actual_size)
-    if header.head_raw_bytes > MAX_HEAD_BYTES or header.prefix_bytes > header.file_size:
+    if header.head_raw_bytes > MAX_HEAD_RATIO * header.head_bytes + (1 << 16) or header.prefix_bytes > header.file_size:
         raise LimitError("the header declares more than the file holds", expected=header.file_size, found=header.prefix_bytes)
     if header.payload_offset != payload_offset(header.head_bytes, header.n_units):
         raise OffsetError(
@@ -514,7 +445,7 @@ def _check_units(layout: Layout) -> None:
     kinds, sizes = layout.kinds, layout.sizes
     for _, span, first, _ in layout.spans():
         n = span.n_units
-        allowed = (RAW, CODED, CODED_UNFORCED, LOCKSTEP) if span.is_coded else (RAW, ZSTD)
+        allowed = (RAW, CODED, CODED_UNFORCED, LOCKSTEP) if span.is_coded else (RAW, ZSTD, FILTERED)
         wrong = ~np.isin(kinds[first : first + n], allowed)
         if wrong.any():
             k = int(np.argmax(wrong))

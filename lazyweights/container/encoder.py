@@ -24,6 +24,7 @@ from lazyweights.container import coded_file, planning
 from lazyweights.container.atomic import AtomicFile
 from lazyweights.container.coded_file import CHUNK_BYTES, CodedSpan, Head, Layout, TensorEntry
 from lazyweights.container.gguf_scan import Scan, scan_gguf
+from lazyweights.container.header_filter import ItemArray, find_arrays
 from lazyweights.container.jobs import Progress, ProgressCallback, ordered_map, thread_count
 from lazyweights.container.tensor_coder import Counts, TensorPlan, is_codable
 from lazyweights.container.unit_codec import Tables, Unit, encode_rows, encode_verbatim, rows_per_run, tensor_coder
@@ -31,9 +32,8 @@ from lazyweights.errors import FormatError, LazyWeightsError
 
 COUNT_RUN_BYTES = 1 << 22
 ENCODE_RUN_BYTES = 1 << 20
-HEADER_LEVEL = 19
-OTHER_LEVEL = 3
-"""zstd levels: the GGUF header is small and worth it, other verbatim bytes are mostly incompressible."""
+MAX_FILTERED_HEADER = 1 << 26
+"""A GGUF header larger than this is compressed as it is."""
 
 __all__ = ["EncodeResult", "Progress", "encode_file"]
 
@@ -216,6 +216,13 @@ def runs(spans: list[CodedSpan], run_bytes: int) -> Iterator[_Run]:
         offset += span.n_bytes
 
 
+def header_arrays(source: Source, scan: Scan) -> tuple[int, list[ItemArray]]:
+    """Return the size of the GGUF header, 0 where it is not understood, and its arrays."""
+    if not scan.tensors or not 0 < scan.data_offset <= min(source.size, MAX_FILTERED_HEADER):
+        return 0, []
+    return scan.data_offset, find_arrays(bytes(source.read(0, scan.data_offset)))
+
+
 @dataclass(frozen=True)
 class Analysis:
     """Result of the first pass: tables, plans and statistics by span number of the scan, SHA-256 of the source."""
@@ -324,13 +331,14 @@ def _write(
     payload_offset = coded_file.payload_offset(len(packed_head), len(units))
     tables = [Tables(lengths) for lengths in head.table_sets]
     sink.write(bytes(payload_offset))
+    header_bytes, arrays = header_arrays(source, scan)
 
     def encode(run: _Run) -> tuple[_Run, list[Unit]]:
         span = head.spans[run.span]
         data = source.read(run.offset, run.n_bytes)
         if span.plan is None:
-            level = HEADER_LEVEL if run.offset < scan.data_offset < source.size else OTHER_LEVEL
-            return run, [encode_verbatim(bytes(data), level)]
+            in_header = run.offset < header_bytes
+            return run, [encode_verbatim(bytes(data), arrays if in_header else None, run.offset)]
         packed = np.frombuffer(data, np.uint8).reshape(run.rows, -1)
         return run, encode_rows(span, packed, tables[span.plan.table_set], lockstep, verify)
 

@@ -253,6 +253,13 @@ class HeaderReader:
         self.need(n_bytes, what)
         self.pos += n_bytes
 
+    def array_items(self, what: str) -> tuple[int, int, int]:
+        """Step over an array; return its element type, its length and the offset of its first element."""
+        item_type, length = self._array_head(what, 0)
+        first = self.pos
+        self._skip_items(item_type, length, what, 0)
+        return item_type, length, first
+
     def value(self, value_type: int, what: str, max_array: int | None, depth: int = 0) -> Any:
         """Read a value as a Python object; see `read_metadata` for what it becomes."""
         if value_type == STRING:

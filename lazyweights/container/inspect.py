@@ -11,13 +11,13 @@ import numpy as np
 
 from lazyweights.blocks.types import type_name
 from lazyweights.container import coded_file, planning
-from lazyweights.container.encoder import Source, analyse, open_source, scan_source, scan_spans
+from lazyweights.container.encoder import Source, analyse, header_arrays, open_source, scan_source, scan_spans
 from lazyweights.container.gguf_scan import Scan, read_metadata
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.jobs import ProgressCallback, thread_count
 from lazyweights.container.reader import CodedFile
 from lazyweights.container.tensor_coder import is_codable
-from lazyweights.container.unit_codec import tensor_coder
+from lazyweights.container.unit_codec import encode_verbatim, tensor_coder
 from lazyweights.errors import LazyWeightsError
 
 SAMPLE_ROWS = 64
@@ -214,7 +214,10 @@ def _inspect_gguf(
     if estimate:
         header = source.read(0, min(scan.data_offset, source.size))
         verbatim = total - sum(r.coded_bytes or 0 for r in reports)
-        saved = len(header) - len(coded_file.compress_header(bytes(header)))
+        _, arrays = header_arrays(source, scan)
+        chunks = range(0, len(header), coded_file.CHUNK_BYTES)
+        packed = [encode_verbatim(bytes(header[at : at + coded_file.CHUNK_BYTES]), arrays, at) for at in chunks]
+        saved = len(header) - sum(len(unit.payload) for unit in packed)
         overhead = verbatim - saved + coded_file.HEADER_BYTES + coded_file.TRAILER_BYTES
         total = overhead + sum(r.coded_bytes or 0 for r in reports)
     return FileReport(

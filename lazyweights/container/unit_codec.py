@@ -19,14 +19,19 @@ from lazyweights.container.coded_file import (
     CHUNK_BYTES,
     CODED,
     CODED_UNFORCED,
+    FILTERED,
     LOCKSTEP,
     RAW,
     ZSTD,
     CodedSpan,
     checksum,
 )
+from lazyweights.container.header_filter import ItemArray, filter_chunk, unfilter_chunk
 from lazyweights.container.tensor_coder import TensorCoder
 from lazyweights.errors import ChecksumError, CodecError, FormatError
+
+HEADER_LEVEL, OTHER_LEVEL = 12, 3
+"""zstd levels: the GGUF header is worth more work than other verbatim bytes, which are mostly incompressible."""
 
 READ_AHEAD_WORDS = 64
 """Words behind a payload that a decoder may read."""
@@ -64,12 +69,26 @@ class Tables:
         return canonical.decode_tables(self.lengths)
 
 
-def encode_verbatim(data: bytes, level: int) -> Unit:
-    """Encode a chunk of verbatim bytes: zstd where that is smaller."""
-    packed = zstandard.ZstdCompressor(level=level, write_checksum=False).compress(data)
-    if len(packed) < len(data):
-        return Unit(ZSTD, packed, checksum(data))
-    return Unit(RAW, data, checksum(data))
+def encode_verbatim(data: bytes, arrays: list[ItemArray] | None = None, offset: int = 0) -> Unit:
+    """Encode a chunk of verbatim bytes in the smallest way.
+
+    Parameters
+    ----------
+    data : the chunk
+    arrays : arrays of the GGUF header, where the chunk belongs to it
+    offset : of the chunk in the file
+    """
+    best = Unit(RAW, data, checksum(data))
+    level = OTHER_LEVEL if arrays is None else HEADER_LEVEL
+    candidates = [(ZSTD, zstandard.ZstdCompressor(level=level, write_checksum=False).compress(data))]
+    if arrays:
+        filtered = filter_chunk(data, arrays, offset)
+        if filtered is not None and unfilter_chunk(filtered, len(data)) == data:
+            candidates.append((FILTERED, filtered))
+    for kind, payload in candidates:
+        if len(payload) < len(best.payload):
+            best = Unit(kind, payload, best.checksum)
+    return best
 
 
 def decode_verbatim(kind: int, payload: bytes | memoryview, n_bytes: int) -> bytes | memoryview:
@@ -82,6 +101,8 @@ def decode_verbatim(kind: int, payload: bytes | memoryview, n_bytes: int) -> byt
     """
     if kind == RAW:
         return payload
+    if kind == FILTERED:
+        return unfilter_chunk(payload, n_bytes)
     try:
         data = zstandard.ZstdDecompressor().decompress(payload, max_output_size=CHUNK_BYTES)
     except zstandard.ZstdError as error:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import types
@@ -111,9 +112,10 @@ def mixed_gguf(seed: int = 0) -> bytes:
     add("blk.0.attn_norm.weight", "BF16", (576, 3))
     tensors.append(("rope_freqs.weight", TYPE_BY_NAME["I8"].type_id, (700,), rng.bytes(700)))
     metadata = {"general.architecture": "llama", "tokenizer.ggml.tokens": [f"token{i}" for i in range(60)]}
-    return build_gguf(tensors, metadata, tail=b"tail" * 9)
+    return build_gguf(tensors, metadata, tail=b"tail" * 20)
 
 
+@functools.cache
 def scalar_decode_groups() -> tuple[Any, Any]:
     """Return (module, function): `decode_groups` built on the scalar lane kernels, and the module to put it in.
 

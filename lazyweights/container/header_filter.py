@@ -1,0 +1,197 @@
+"""The GGUF header, regrouped so that zstd finds more in it (`docs/format.md`, "Filtered chunks").
+
+A header is mostly tokenizer: hundreds of thousands of short strings, each behind its 64-bit length, and arrays of scores
+and types. Here the lengths, the characters and the numbers go into streams of their own; what remains stays as it is. On
+a vocabulary of 262,144 tokens that is smaller than zstd's strongest level on the plain bytes, and ten times as fast.
+
+A payload is: the recipe's size, then for each of six streams its raw and its packed size (numbers as in the head), then
+the packed streams. Streams: recipe, rest, lengths, long lengths, characters, words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import zstandard
+
+from lazyweights.container.gguf_values import ARRAY, STRING, HeaderReader
+from lazyweights.container.numbers import NumberReader, pack_numbers
+from lazyweights.errors import FormatError, LazyWeightsError
+
+STRINGS, WORDS = 0, 1
+N_STREAMS = 6
+LEVEL = 12
+MIN_ITEMS = 16
+LONG = 255
+
+_WORD_TYPES = (4, 5, 6)  # u32, i32, f32
+
+
+@dataclass(frozen=True)
+class ItemArray:
+    """An array of a GGUF header: the offset of each item and, last, its end; int64 (n_items + 1,)."""
+
+    kind: int
+    starts: np.ndarray
+
+
+def find_arrays(header: bytes) -> list[ItemArray]:
+    """Return the arrays of a header worth regrouping, in file order; none where it cannot be followed."""
+    found: list[ItemArray] = []
+    try:
+        reader = HeaderReader(memoryview(header))
+        reader.read_counts()
+        if reader.version < 2 or reader.byte_order != "little":
+            return []
+        for key, value_type in reader.pairs():
+            what = key.decode("utf-8", "replace")
+            if value_type != ARRAY:
+                reader.skip_value(value_type, what)
+                continue
+            item_type, length, first = reader.array_items(what)
+            if length < MIN_ITEMS:
+                continue
+            if item_type == STRING:
+                found.append(ItemArray(STRINGS, _string_starts(header, first, length)))
+            elif item_type in _WORD_TYPES:
+                found.append(ItemArray(WORDS, first + 4 * np.arange(length + 1, dtype=np.int64)))
+    except LazyWeightsError:
+        pass  # what was found before stands; the rest of the header stays as it is
+    return found
+
+
+def _string_starts(header: bytes, first: int, length: int) -> np.ndarray:
+    starts = np.empty(length + 1, np.int64)
+    at = first
+    for i in range(length):
+        starts[i] = at
+        at += 8 + int.from_bytes(header[at : at + 8], "little")
+    starts[length] = at
+    return starts
+
+
+def filter_chunk(data: bytes, arrays: list[ItemArray], offset: int) -> bytes | None:
+    """Return the payload of a chunk of the header, or None where no array lies in it.
+
+    Parameters
+    ----------
+    data : the chunk
+    arrays : of the whole header
+    offset : of the chunk in the file
+    """
+    raw = np.frombuffer(data, np.uint8)
+    numbers = [0]
+    rest, lengths, long_lengths, characters, words = [], [], [], [], []
+    end = 0
+    for array in arrays:
+        first = int(np.searchsorted(array.starts, offset))
+        last = int(np.searchsorted(array.starts, offset + len(data), "right")) - 1
+        n = last - first
+        if n < MIN_ITEMS:
+            continue
+        starts = array.starts[first : last + 1] - offset
+        begin, stop = int(starts[0]), int(starts[-1])
+        region = raw[begin:stop]
+        numbers[0] += 1
+        numbers += [begin - end, array.kind, n]
+        rest.append(raw[end:begin])
+        end = stop
+        if array.kind == WORDS:
+            values = region.copy().view("<u4")
+            deltas = np.diff(values, prepend=np.uint32(0)).astype("<u4")
+            words.append(np.ascontiguousarray(deltas.view(np.uint8).reshape(-1, 4).T).reshape(-1))
+        else:
+            sizes = np.diff(starts) - 8
+            keep = np.ones(region.size, np.bool_)
+            for k in range(8):
+                keep[starts[:-1] - begin + k] = False
+            characters.append(region[keep])
+            lengths.append(np.minimum(sizes, LONG).astype(np.uint8))
+            long_lengths.append(sizes[sizes >= LONG].astype("<u4").view(np.uint8))
+    if not numbers[0]:
+        return None
+    rest.append(raw[end:])
+    streams = [pack_numbers(numbers)] + [
+        b"".join(part.tobytes() for part in stream) for stream in (rest, lengths, long_lengths, characters, words)
+    ]
+    packed = [zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(s) for s in streams]
+    sizes_of = [size for s, p in zip(streams, packed, strict=True) for size in (len(s), len(p))]
+    return pack_numbers(sizes_of) + b"".join(packed)
+
+
+def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
+    """Inverse of `filter_chunk`; `n_bytes` is the size of the chunk.
+
+    Raises
+    ------
+    FormatError
+        If the payload is not one that `filter_chunk` writes.
+    """
+    data = bytes(payload)
+    reader = NumberReader(data)
+    sizes = [(reader.number(n_bytes + (1 << 20)), reader.number(len(data))) for _ in range(N_STREAMS)]
+    streams = []
+    for raw_size, packed_size in sizes:
+        try:
+            stream = zstandard.ZstdDecompressor().decompress(reader.take(packed_size), max_output_size=raw_size)
+        except zstandard.ZstdError as error:
+            raise FormatError(f"a stream of the header does not decompress: {error}") from error
+        if len(stream) != raw_size:
+            raise FormatError("a stream of the header has another size", expected=raw_size, found=len(stream))
+        streams.append(stream)
+    reader.finish()
+    recipe = NumberReader(streams[0])
+    rest, lengths, characters, words = (_Stream(streams[i]) for i in (1, 2, 4, 5))
+    long_lengths = _Stream(streams[3])
+    out = []
+    for _ in range(recipe.number(n_bytes)):
+        gap, kind, n = recipe.number(n_bytes), recipe.number(1), recipe.number(n_bytes)
+        out.append(rest.take(gap).tobytes())
+        if kind == WORDS:
+            deltas = np.ascontiguousarray(words.take(4 * n).reshape(4, n).T).view("<u4").reshape(-1)
+            out.append(np.cumsum(deltas, dtype=np.uint32).astype("<u4").tobytes())
+            continue
+        sizes_of = lengths.take(n).astype(np.int64)
+        long = sizes_of == LONG
+        if long.any():
+            sizes_of[long] = long_lengths.take(4 * int(long.sum())).copy().view("<u4")
+        total = int(sizes_of.sum())
+        region = np.empty(total + 8 * n, np.uint8) if total + 8 * n <= n_bytes else _too_long(total + 8 * n, n_bytes)
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes_of + 8)[:-1]])
+        keep = np.ones(region.size, np.bool_)
+        for k in range(8):
+            region[starts + k] = sizes_of >> (8 * k) & 255
+            keep[starts + k] = False
+        region[keep] = characters.take(total)
+        out.append(region.tobytes())
+    out.append(rest.take(rest.left).tobytes())
+    recipe.finish()
+    if any(stream.left for stream in (lengths, long_lengths, characters, words)):
+        raise FormatError("a stream of the header is longer than its arrays")
+    joined = b"".join(out)
+    if len(joined) != n_bytes:
+        raise FormatError("a filtered chunk has another size", expected=n_bytes, found=len(joined))
+    return joined
+
+
+def _too_long(found: int, expected: int) -> np.ndarray:
+    raise FormatError("the strings of the header are longer than their chunk", expected=f"<= {expected}", found=found)
+
+
+class _Stream:
+    """Bytes taken from front to back."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = np.frombuffer(data, np.uint8)
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return self._data.size - self._at
+
+    def take(self, n: int) -> np.ndarray:
+        if n > self.left:
+            raise FormatError("a stream of the header ends too early", expected=n, found=self.left)
+        self._at += n
+        return self._data[self._at - n : self._at]

@@ -1,0 +1,88 @@
+"""Numbers of variable length (LEB128): seven bits a byte, the low ones first, the top bit set on all but the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lazyweights.errors import FormatError, LimitError, TruncatedError
+
+
+def pack_number(value: int) -> bytes:
+    """Return the bytes of a number >= 0.
+
+    >>> pack_number(300).hex()
+    'ac02'
+    """
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def pack_numbers(values: Iterable[int]) -> bytes:
+    """Return the bytes of several numbers, one after the other."""
+    return b"".join(pack_number(value) for value in values)
+
+
+class NumberReader:
+    """Reads numbers and byte strings; every count is checked against a limit and the bytes left.
+
+    Parameters
+    ----------
+    data : bytes
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    def number(self, limit: int = (1 << 63) - 1) -> int:
+        """Read a number of at most `limit`.
+
+        Raises
+        ------
+        TruncatedError, LimitError
+        """
+        value = shift = 0
+        while True:
+            if self.at >= len(self._data):
+                raise TruncatedError("the data ends inside a number", offset=self.at)
+            byte = self._data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                break
+            shift += 7
+            if shift > 63:
+                raise LimitError("a number is too long", offset=self.at)
+        if value > limit:
+            raise LimitError("a number is too large", offset=self.at, expected=f"<= {limit}", found=value)
+        return value
+
+    def take(self, n: int) -> bytes:
+        """Read `n` bytes.
+
+        Raises
+        ------
+        TruncatedError
+        """
+        if n > len(self._data) - self.at:
+            raise TruncatedError("the data ends too early", offset=self.at, expected=n, found=len(self._data) - self.at)
+        self.at += n
+        return self._data[self.at - n : self.at]
+
+    def data(self) -> bytes:
+        """Read a byte string behind its length."""
+        return self.take(self.number())
+
+    def finish(self) -> None:
+        """Check that nothing is left.
+
+        Raises
+        ------
+        FormatError
+        """
+        if self.at != len(self._data):
+            raise FormatError("bytes are left behind the data", expected=self.at, found=len(self._data))
