@@ -6,8 +6,8 @@ a row group pays for one flush only. State of 32 lanes:
 
 - decoder: ``buf`` uint64 (32,), bits left-aligned; ``held`` int32 (32,), how many of them are valid;
   ``pos`` int64 (1,), the next word to take;
-- encoder: the same three (``buf`` right-aligned, ``pending`` its bits) plus the word slots that the
-  decoder will have taken by then but that are not full yet (at most two a lane).
+- encoder: the words of each lane, ``consumed`` bits, and how many words the decoder takes by each step; after
+  c bits it holds at least 32 more, so it has taken ``(c + 31) // 32 + 1`` words.
 
 No kernel reads or writes outside its arrays, whatever the input: words past `limit` read as zero,
 and the caller compares ``pos`` with the length of the stream.
@@ -67,14 +67,13 @@ def encode_cells(
     entries: np.ndarray,
     cell_length: int,
     n_rows: int,
-    words: np.ndarray,
+    lane_words: np.ndarray,
     buf: np.ndarray,
-    pending: np.ndarray,
-    held: np.ndarray,
-    slots: np.ndarray,
-    pos: np.ndarray,
+    consumed: np.ndarray,
+    taken: np.ndarray,
+    steps: np.ndarray,
 ) -> int:
-    """Append one plane to a demand stream.
+    """Append one plane to the lane streams of a tile; `order_words` then lays them out.
 
     Parameters
     ----------
@@ -85,8 +84,11 @@ def encode_cells(
     entries : uint32 (n_tables, 256) of `canonical.codewords`
     cell_length : symbols in a cell
     n_rows : rows of the tile, 1 .. 64
-    words : uint32, output; the last word is scratch
-    buf, pending, held, slots, pos : encoder state; `slots` int64 (32, 2)
+    lane_words : uint32 (32, n), the words of each lane in order
+    buf : uint64 (32,), bits not yet in a full word, in the low ``consumed % 32`` bits
+    consumed : int64 (32,), bits of each lane so far
+    taken : uint16 (n_steps, 32), how many words the decoder has taken after each refill
+    steps : int64 (1,), refills so far
 
     Returns
     -------
@@ -94,85 +96,107 @@ def encode_cells(
     """
     phase_stride, cell_stride, position_stride, lane_stride = strides
     n_cells = tables.shape[1]
-    p = pos[0]
+    steps_of_cell = (cell_length + 1) // 2
     # Unsigned indices need no check for being negative; selects instead of branches, which the data would mispredict.
     flat_entries = entries.reshape(entries.size)
-    flat_slots = slots.reshape(slots.size)
-    table_at = np.zeros(32, np.uint64)
-    one, two = np.uint64(1), np.uint64(2)
-    step = np.uint64(lane_stride)
-    trash = np.uint64(words.size - 1)
     missing = False
     for phase in range(2):
-        lanes = np.uint64((n_rows + 1 - phase) // 2)
-        for cell in range(n_cells):
-            for lane in range(lanes):
-                table_at[lane] = np.uint64(tables[phase, cell, lane]) << np.uint64(8)
-            if p + 32 * ((cell_length + 1) // 2) >= words.size:
+        n_lanes = (n_rows + 1 - phase) // 2
+        if n_lanes == 0:
+            continue
+        first = steps[0]
+        if first + n_cells * steps_of_cell > taken.shape[0]:
+            return 2
+        for lane in range(n_lanes, 32):
+            last = taken[first - 1, lane] if first > 0 else 0
+            for step in range(first, first + n_cells * steps_of_cell):
+                taken[step, lane] = last
+        for lane in range(n_lanes):
+            b = buf[lane]
+            c = np.uint64(consumed[lane])
+            if c + np.uint64(11 * n_cells * cell_length + 64) > np.uint64(32 * lane_words.shape[1]):
                 return 2
-            for position in range(cell_length):
-                base = np.uint64(phase * phase_stride + cell * cell_stride + position * position_stride)
-                if position % 2 == 0:
-                    for lane in range(lanes):
-                        need = held[lane] < 32
-                        slot = two * lane + (one if pending[lane] + held[lane] >= 32 else np.uint64(0))
-                        flat_slots[slot] = p if need else flat_slots[slot]
-                        p += 1 if need else 0
-                        held[lane] += np.int32(32) if need else np.int32(0)
-                for lane in range(lanes):
-                    entry = flat_entries[table_at[lane] + np.uint64(symbols[base + lane * step])]
+            out = lane_words[lane]
+            step = np.uint64(first)
+            for cell in range(n_cells):
+                table = np.uint64(tables[phase, cell, lane]) << np.uint64(8)
+                at = np.uint64(phase * phase_stride + cell * cell_stride + lane * lane_stride)
+                for position in range(cell_length):
+                    if position % 2 == 0:
+                        taken[step, lane] = ((c + np.uint64(31)) >> np.uint64(5)) + np.uint64(1)
+                        step += np.uint64(1)
+                    entry = flat_entries[table + np.uint64(symbols[at])]
+                    at += np.uint64(position_stride)
                     missing |= entry == uint32(0xFFFFFFFF)
-                    length = np.int32((entry >> uint32(16)) & uint32(15))
-                    b = (buf[lane] << uint64(length)) | uint64(entry & uint32(0x7FF))
-                    n = pending[lane] + length
-                    held[lane] -= length
-                    full = n >= 32
-                    n = n - np.int32(32) if full else n
-                    slot = two * lane
-                    target = np.uint64(flat_slots[slot]) if full else trash
-                    words[target] = uint32((b >> uint64(n)) & uint64(0xFFFFFFFF))
-                    flat_slots[slot] = flat_slots[slot + one] if full else flat_slots[slot]
-                    buf[lane] = b
-                    pending[lane] = n
-            if missing:
-                return 1
-    pos[0] = p
-    return 0
+                    length = np.uint64((entry >> uint32(16)) & uint32(15))
+                    b = (b << length) | np.uint64(entry & uint32(0x7FF))
+                    # The word that these bits complete, if they do; else it is written again later.
+                    word = c >> np.uint64(5)
+                    c += length
+                    over = c & np.uint64(31)
+                    out[word] = uint32((b >> over) & np.uint64(0xFFFFFFFF)) if (c >> np.uint64(5)) > word else out[word]
+            buf[lane] = b
+            consumed[lane] = np.int64(c)
+        steps[0] = first + n_cells * steps_of_cell
+    return 1 if missing else 0
 
 
 @njit(cache=True, nogil=True)
-def flush_lanes(
-    words: np.ndarray,
+def order_words(
+    lane_words: np.ndarray,
     buf: np.ndarray,
-    pending: np.ndarray,
-    held: np.ndarray,
-    slots: np.ndarray,
+    consumed: np.ndarray,
+    taken: np.ndarray,
+    n_steps: int,
     tail: np.ndarray,
-    n_tail_bits: int,
+    first_bit: int,
+    n_bits: int,
+    out: np.ndarray,
 ) -> int:
-    """Fill the words that are taken but not full with tail bits, then zeros; return the tail bits carried.
+    """Write the words of all lanes in the demand layout; return their number, or -1 where `out` is too short.
 
-    `tail` is uint8, packed from the most significant bit.
+    What the last words of a lane have room for is filled with bits ``first_bit .. first_bit + n_bits`` of `tail` (uint8,
+    most significant bit first), lane 0 first, then with zeros.
     """
-    used = 0
+    if n_steps == 0:
+        return 0
+    bit = first_bit
+    end = first_bit + n_bits
     for lane in range(32):
-        while held[lane] > 0:
-            room = min(held[lane], 32 - pending[lane])
-            b = buf[lane]
+        n_words = np.int64(taken[n_steps - 1, lane])
+        c = consumed[lane]
+        b = buf[lane]
+        word = c >> 5
+        while word < n_words:
+            room = 32 - (c & 31)
+            chunk = uint64(0)
             for _ in range(room):
-                bit = uint64(0)
-                if used < n_tail_bits:
-                    bit = uint64((tail[used >> 3] >> (7 - (used & 7))) & 1)
-                    used += 1
-                b = (b << uint64(1)) | bit
-            pending[lane] += room
-            held[lane] -= room
-            if pending[lane] == 32:
-                words[slots[lane, 0]] = uint32(b & uint64(0xFFFFFFFF))
-                slots[lane, 0] = slots[lane, 1]
-                pending[lane] = 0
-            buf[lane] = b
-    return used
+                chunk = chunk << uint64(1)
+                if bit < end:
+                    chunk |= uint64((tail[bit >> 3] >> (7 - (bit & 7))) & 1)
+                    bit += 1
+            lane_words[lane, word] = uint32(((b << uint64(room)) | chunk) & uint64(0xFFFFFFFF))
+            b = uint64(0)
+            c += room
+            word += 1
+    total = 0
+    for lane in range(32):
+        total += np.int64(taken[n_steps - 1, lane])
+    if total > out.size:
+        return -1
+    before = np.zeros(32, np.uint64)
+    p = np.uint64(0)
+    last = np.uint64(max(out.size - 1, 0))
+    lanes = np.uint64(32)
+    for step in range(n_steps):
+        for lane in range(lanes):
+            t = np.uint64(taken[step, lane])
+            k = before[lane]
+            # Written even where nothing is taken: the next word goes to the same place.
+            out[min(p, last)] = lane_words[lane, k] if p <= last else out[last]
+            p += t - k
+            before[lane] = t
+    return np.int64(p)
 
 
 @njit(cache=True, nogil=True)

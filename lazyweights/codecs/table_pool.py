@@ -11,6 +11,7 @@ summation), so the same counts give the same pool on every machine.
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from lazyweights.codecs.package_merge import code_lengths
 
@@ -35,10 +36,18 @@ def _sizes(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _sums(counts: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the summed counts of each label (0 .. n - 1, all present), int64 (n, 256)."""
-    order = np.argsort(labels, kind="stable")
-    starts = np.searchsorted(labels[order], np.arange(int(labels.max()) + 1))
-    return np.add.reduceat(counts[order], starts, axis=0, dtype=np.int64)
+    """Return the summed counts of each label (0 .. n - 1), int64 (n, 256)."""
+    out = np.zeros((int(labels.max()) + 1, counts.shape[1]), np.int64)
+    _add_rows(counts, labels.astype(np.int64), out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _add_rows(counts: np.ndarray, labels: np.ndarray, out: np.ndarray) -> None:
+    for i in range(counts.shape[0]):
+        row = labels[i]
+        for s in range(counts.shape[1]):
+            out[row, s] += counts[i, s]
 
 
 def _rebuild(counts: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

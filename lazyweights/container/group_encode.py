@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint32
 
-from lazyweights.codecs.lane_kernels import encode_cells, flush_lanes, side_contexts
+from lazyweights.codecs.lane_kernels import encode_cells, order_words, side_contexts
 from lazyweights.container.bit_kernels import pack_bits
 from lazyweights.container.cell_contexts import cell_contexts
 from lazyweights.container.forced_codes import forced_bits, position_index, take_forced
@@ -198,6 +198,14 @@ def encode_groups(
     for r in range(raws.shape[0]):
         raw_bits_per_row += n_blocks * raws[r, 0] * raws[r, 1]
     raw = np.zeros(64 * raw_bits_per_row // 8 + 16, np.uint8)
+    side_columns = 0
+    for s in range(sides.shape[0]):
+        side_columns += sides[s, 0] * n_blocks
+    lane_words = np.zeros((32, (2 * 11 * (side_columns + n_cells * meta[2]) + 31) // 32 + 8), np.uint32)
+    taken = np.zeros((2 * (side_columns + n_cells * ((meta[2] + 1) // 2)), 32), np.uint16)
+    buf = np.zeros(32, np.uint64)
+    consumed = np.zeros(32, np.int64)
+    steps = np.zeros(1, np.int64)
     out_at = 0
     for first in range(0, n_rows, 64):
         g = first // 64
@@ -231,11 +239,9 @@ def encode_groups(
                 )
         # The stream.
         words = out[out_at:]
-        buf = np.zeros(32, np.uint64)
-        pending = np.zeros(32, np.int32)
-        held = np.zeros(32, np.int32)
-        slots = np.zeros((32, 2), np.int64)
-        pos = np.zeros(1, np.int64)
+        buf[:] = 0
+        consumed[:] = 0
+        steps[0] = 0
         status = 0
         for s in range(sides.shape[0]):
             columns = sides[s, 0] * n_blocks
@@ -250,7 +256,7 @@ def encode_groups(
                         side_table[phase, column, lane] = side_tables[s, side_table[phase, column, lane]]
             if status == 0:
                 status = encode_cells(
-                    plane, (columns * 32, 32, 0, 1), side_table, entries, 1, rows, words, buf, pending, held, slots, pos
+                    plane, (columns * 32, 32, 0, 1), side_table, entries, 1, rows, lane_words, buf, consumed, taken, steps
                 )
         cell_contexts(side_symbols, side_at, meta, levels, base, 1, 0, contexts)
         for phase in range(2):
@@ -266,27 +272,24 @@ def encode_groups(
                 entries,
                 cell_symbols,
                 rows,
-                words,
+                lane_words,
                 buf,
-                pending,
-                held,
-                slots,
-                pos,
+                consumed,
+                taken,
+                steps,
             )
         if status != 0:
             sizes[g] = -1
             continue
         n_left = np.int64(0)
         for lane in range(32):
-            n_left += held[lane]
+            n_left += 32 * np.int64(taken[steps[0] - 1, lane]) - consumed[lane]
         n_tail = min(n_left, n_raw)
         n_body = n_raw - n_tail
-        tail = np.zeros((n_tail >> 3) + 2, np.uint8)
-        for i in range(n_tail):
-            k = n_body + i
-            tail[i >> 3] |= ((raw[k >> 3] >> (7 - (k & 7))) & 1) << (7 - (i & 7))
-        flush_lanes(words, buf, pending, held, slots, tail, n_tail)
-        n_words = pos[0]
+        n_words = order_words(lane_words, buf, consumed, taken, steps[0], raw, n_body, n_tail, words)
+        if n_words < 0:
+            sizes[g] = -1
+            continue
         body_words = (n_body + 31) // 32
         if n_words + body_words > words.size:
             sizes[g] = -1

@@ -39,18 +39,31 @@ def random_tile(rng, lengths, n_rows, n_cells, cell_length):
 class Encoder:
     def __init__(self, n_words: int) -> None:
         self.words = np.zeros(n_words, np.uint32)
-        self.state = (np.zeros(32, np.uint64), np.zeros(32, np.int32), np.zeros(32, np.int32), np.zeros((32, 2), np.int64))
+        self.lane_words = np.zeros((32, n_words // 16 + 64), np.uint32)
+        self.buf = np.zeros(32, np.uint64)
+        self.consumed = np.zeros(32, np.int64)
+        self.taken = np.zeros((n_words, 32), np.uint16)
+        self.steps = np.zeros(1, np.int64)
         self.pos = np.zeros(1, np.int64)
 
     def plane(self, symbols, tables, entries, n_rows) -> int:
         _, n_cells, cell_length = symbols.shape
-        strides = (n_cells * cell_length, cell_length, 1, 2 * n_cells * cell_length)
+        return self.strided(symbols, (n_cells * cell_length, cell_length, 1, 2 * n_cells * cell_length), tables, entries, cell_length, n_rows)
+
+    def strided(self, symbols, strides, tables, entries, cell_length, n_rows) -> int:
         return lane_kernels.encode_cells(
-            symbols.ravel(), strides, tables, entries, cell_length, n_rows, self.words, *self.state, self.pos
+            symbols.ravel(), strides, tables, entries, cell_length, n_rows, self.lane_words, self.buf, self.consumed,
+            self.taken, self.steps,
         )
 
     def finish(self, tail: np.ndarray, n_bits: int) -> int:
-        return lane_kernels.flush_lanes(self.words, *self.state, tail, n_bits)
+        n_steps = int(self.steps[0])
+        left = int((32 * self.taken[n_steps - 1].astype(np.int64) - self.consumed).sum())
+        n_tail = min(left, n_bits)
+        self.pos[0] = lane_kernels.order_words(
+            self.lane_words, self.buf, self.consumed, self.taken, n_steps, tail, 0, n_tail, self.words
+        )
+        return n_tail
 
 
 def decode_plane(backend, words, limit, flat, tables, cell_length, n_rows, state):
@@ -148,9 +161,7 @@ def test_side_planes(backend, kind, n_rows):
     table_of = rng.integers(0, 5, 32).astype(np.uint8)
     encoder = Encoder(100000)
     strides = (n_columns * 32, 32, 0, 1)
-    status = lane_kernels.encode_cells(
-        symbols.ravel(), strides, table_of[contexts], entries, 1, n_rows, encoder.words, *encoder.state, encoder.pos
-    )
+    status = encoder.strided(symbols, strides, table_of[contexts], entries, 1, n_rows)
     assert status == lane_kernels.OK
     encoder.finish(np.zeros(1, np.uint8), 0)
     decode = lane_kernels._decode_side_scalar if backend == "scalar" else vector_kernels.decode_side_phase
@@ -193,7 +204,7 @@ def test_symbol_without_codeword_is_refused():
 
 def test_full_output_is_reported():
     lengths = canonical.flat_lengths()[None]
-    encoder = Encoder(40)
+    encoder = Encoder(3)
     symbols = np.zeros((64, 4, 4), np.uint8)
     assert encoder.plane(symbols, np.zeros((2, 4, 32), np.uint8), entries_of(lengths), 64) == lane_kernels.OUTPUT_FULL
 
@@ -229,6 +240,7 @@ def test_sizes_stay_near_the_ideal_code_length():
     ideal_bits = int(lengths[pairs].astype(np.int64).sum())
     encoder = Encoder(100000)
     assert encoder.plane(pairs[:, None, :], np.zeros((2, 1, 32), np.uint8), canonical.codewords(lengths)[None], 64) == 0
+    encoder.finish(np.zeros(1, np.uint8), 0)
     assert int(encoder.pos[0]) * 32 <= 1.01 * ideal_bits
     lockstep_bits = 0
     for column in range(0, 2048, 128):

@@ -112,7 +112,7 @@ def mixed_gguf(seed: int = 0) -> bytes:
     add("blk.0.attn_norm.weight", "BF16", (576, 3))
     tensors.append(("rope_freqs.weight", TYPE_BY_NAME["I8"].type_id, (700,), rng.bytes(700)))
     metadata = {"general.architecture": "llama", "tokenizer.ggml.tokens": [f"token{i}" for i in range(60)]}
-    return build_gguf(tensors, metadata, tail=b"tail" * 20)
+    return build_gguf(tensors, metadata, tail=b"tail" * 3000)
 
 
 @functools.cache
