@@ -308,6 +308,48 @@ def _decode_side_scalar(
     pos[0] = p
 
 
+@njit(inline="always")
+def _nibble(cell: np.ndarray, i: int) -> int:
+    return (cell[i & 15] >> ((i >> 4) << 2)) & 15
+
+
+@njit(inline="always")
+def _set_nibble(cell: np.ndarray, i: int, value: int) -> None:
+    shift = (i >> 4) << 2
+    cell[i & 15] = (cell[i & 15] & ~(15 << shift) & 255) | (value << shift)
+
+
+@njit(cache=True, nogil=True)
+def take_forced_nibbles(cell: np.ndarray) -> int:
+    """Swap the first nibble 0 to place 15 and then the first nibble 15 to place 31 of a cell; return where they were.
+
+    Nibble i is the low half of byte i for i < 16, else the high half of byte ``i - 16``. Both must be there.
+    """
+    first = 0
+    while _nibble(cell, first) != 0:
+        first += 1
+    _set_nibble(cell, first, _nibble(cell, 15))
+    _set_nibble(cell, 15, 0)
+    second = 0
+    while _nibble(cell, second) != 15:
+        second += 1
+    _set_nibble(cell, second, _nibble(cell, 31))
+    _set_nibble(cell, 31, 15)
+    return first << 5 | second
+
+
+@njit(cache=True, nogil=True)
+def put_forced_nibbles(cell: np.ndarray, position: int) -> None:
+    """Undo `take_forced_nibbles`; byte 15 of `cell` need not be filled."""
+    second = position & 31
+    first = (position >> 5) & 31
+    cell[15] = 0xF0
+    _set_nibble(cell, 31, _nibble(cell, second))
+    _set_nibble(cell, second, 15)
+    _set_nibble(cell, 15, _nibble(cell, first))
+    _set_nibble(cell, first, 0)
+
+
 @njit(cache=True, nogil=True)
 def _decode_cells_pair_scalar(
     words: np.ndarray,
@@ -318,6 +360,8 @@ def _decode_cells_pair_scalar(
     out: np.ndarray,
     bases: np.ndarray,
     strides: np.ndarray,
+    nibbles: bool,
+    positions: np.ndarray,
     buf: np.ndarray,
     held: np.ndarray,
     pos: np.ndarray,
@@ -334,6 +378,10 @@ def _decode_cells_pair_scalar(
                 shift = uint32(8 * (position & 3))
                 for lane in range(32):
                     out[at + lane * strides[0]] = (packed[cell, position >> 2, lane] >> shift) & uint32(255)
+            if nibbles:
+                for lane in range(32):
+                    at = bases[s] + cell * strides[1] + lane * strides[0]
+                    put_forced_nibbles(out[at : at + 16], np.int64(positions[s, cell, lane]))
 
 
 @njit(cache=True, nogil=True)

@@ -289,22 +289,55 @@ def _transpose_quads(e: _Emitter, quads: list[Any]) -> list[Any]:
     return [shuffle(rows[lane % 4], rows[lane % 4], [4 * (lane // 4) + i for i in range(4)], 4) for lane in range(_N)]
 
 
-@intrinsic
-def _cells_pair(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, hi, lo, held):  # type: ignore[no-untyped-def]
-    """Decode `n_cells` cells of two streams at a time, 32 lanes each, and store the symbols as rows.
+def _put_forced_nibbles(e: _Emitter, quads: list[Any], positions: Any) -> list[Any]:
+    """Undo the swaps of forced codes (`container.forced_codes`) in the 32 nibbles that 16 lanes hold in four vectors."""
+    b = e.b
+    quads = list(quads)
 
-    Two streams are two independent chains of dependent instructions, which hides the latency of the gathers.
-    """
-    signature = types.void(
-        words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, hi, lo, held
-    )
+    def place(index: Any) -> tuple[Any, list[Any]]:
+        """Shift of a nibble in its vector, and for each vector whether it holds the nibble."""
+        word = b.and_(b.lshr(index, _splat(2)), _splat(3))
+        shift = b.shl(b.and_(index, _splat(3)), _splat(3))
+        shift = b.or_(shift, b.shl(b.lshr(index, _splat(4)), _splat(2)))
+        return shift, [b.icmp_unsigned("==", word, _splat(k)) for k in range(4)]
+
+    def get(shift: Any, here: list[Any]) -> Any:
+        value = quads[0]
+        for k in range(1, 4):
+            value = b.select(here[k], quads[k], value)
+        return b.and_(b.lshr(value, shift), _splat(15))
+
+    def put(shift: Any, here: list[Any], value: int) -> None:
+        mask = b.xor(b.shl(_splat(15), shift), _splat(0xFFFFFFFF))
+        for k in range(4):
+            changed = b.and_(quads[k], mask)
+            if value:
+                changed = b.or_(changed, b.shl(_splat(value), shift))
+            quads[k] = b.select(here[k], changed, quads[k])
+
+    # Codes 15 and 31 are the nibbles of byte 15: 0 and 15 before the swaps are undone, the last swap first.
+    quads[3] = b.or_(b.and_(quads[3], _splat(0x00FFFFFF)), _splat(0xF0000000))
+    shift, here = place(b.and_(positions, _splat(31)))
+    value = get(shift, here)
+    quads[3] = b.or_(b.and_(quads[3], _splat(0x0FFFFFFF)), b.shl(value, _splat(28)))
+    put(shift, here, 15)
+    shift, here = place(b.and_(b.lshr(positions, _splat(5)), _splat(31)))
+    value = get(shift, here)
+    quads[3] = b.or_(b.and_(quads[3], _splat(0xF0FFFFFF)), b.shl(value, _splat(24)))
+    put(shift, here, 0)
+    return quads
+
+
+def _emit_cells_pair(forced_nibbles: bool) -> Any:
+    """Return the code generator of `_cells_pair` (or, with forced nibbles, of `_cells_pair_forced`)."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         e = _Emitter(context, builder, signature, args)
         b = builder
         last, n_cells, cell_length, null = args[2], args[5], args[6], args[7]
         words_p, pos_p, tables_p, offsets_p, out_p, bases_p, strides_p = (e.data(i) for i in (0, 1, 3, 4, 8, 9, 10))
-        arrays = [e.data(i) for i in (11, 12, 13)]
+        positions_p = e.data(11)
+        arrays = [e.data(i) for i in (12, 13, 14)]
         groups = e.state_variables(arrays, 4)
         pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(2)]
         base_v = [cgutils.alloca_once_value(b, b.load(b.gep(bases_p, [e.index(s)]))) for s in range(2)]
@@ -353,6 +386,9 @@ def _cells_pair(typingctx, words, pos, last, tables, offsets, n_cells, cell_leng
                     target = b.add(target, b.mul(cell.index, cell_stride))
                     if g % 2:
                         target = b.add(target, b.mul(lane_stride, e.index(_N)))
+                    if forced_nibbles:
+                        place = b.add(b.add(at, e.index(_N * (g % 2))), stream_offsets if g > 1 else e.index(0))
+                        quads[g] = _put_forced_nibbles(e, quads[g], e.load(positions_p, place))
                     for row in _transpose_quads(e, quads[g]):
                         e.store(row, out_p, target)
                         target = b.add(target, lane_stride)
@@ -361,7 +397,28 @@ def _cells_pair(typingctx, words, pos, last, tables, offsets, n_cells, cell_leng
             b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
         return context.get_dummy_value()
 
-    return signature, codegen
+    return codegen
+
+
+@intrinsic
+def _cells_pair(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, held):  # type: ignore[no-untyped-def]  # noqa: E501
+    """Decode `n_cells` cells of two streams at a time, 32 lanes each, and store the symbols as rows.
+
+    Two streams are two independent chains of dependent instructions, which hides the latency of the gathers.
+    """
+    signature = types.void(
+        words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, held
+    )
+    return signature, _emit_cells_pair(False)
+
+
+@intrinsic
+def _cells_pair_forced(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, held):  # type: ignore[no-untyped-def]  # noqa: E501
+    """`_cells_pair` for cells of 15 symbols whose forced nibbles are put back before they are stored."""
+    signature = types.void(
+        words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, held
+    )
+    return signature, _emit_cells_pair(True)
 
 
 @njit(cache=True, nogil=True)
@@ -430,7 +487,7 @@ def decode_side_phase(words, limit, tables, offsets, kind, base, other, n_lanes,
 
 
 @njit(cache=True, nogil=True)
-def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, strides, buf, held, pos):  # type: ignore[no-untyped-def]
+def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, strides, nibbles, positions, buf, held, pos):  # type: ignore[no-untyped-def]  # noqa: E501
     """Decode one phase of a plane of two full row groups and store the symbols as rows of bytes.
 
     Parameters
@@ -442,6 +499,8 @@ def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, st
     out : uint8, flat
     bases : int64 (2,), where in `out` the first cell of lane 0 goes
     strides : int64 (2,), bytes from lane to lane and from cell to cell; a cell is written in whole 16-byte pieces
+    nibbles : whether to put back forced nibbles (cells of 15 symbols of two codes each)
+    positions : int32 (2, cells, 32), the positions of forced nibbles
     buf : uint64 (2, 32), held : int32 (2, 32), pos : int64 (2,), decoder states; `pos` counts in `words`
     """
     hi = np.empty((2, 32), np.uint32)
@@ -451,10 +510,16 @@ def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, st
             hi[s, lane] = np.uint32(buf[s, lane] >> uint64(32))
             lo[s, lane] = np.uint32(buf[s, lane] & uint64(0xFFFFFFFF))
     null = tables.size - 16 - 2048
-    _cells_pair(
-        words, pos, np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[1]), np.int64(cell_length),
-        np.int64(null), out, bases, strides, hi, lo, held,
-    )
+    if nibbles:
+        _cells_pair_forced(
+            words, pos, np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[1]), np.int64(cell_length),
+            np.int64(null), out, bases, strides, positions, hi, lo, held,
+        )
+    else:
+        _cells_pair(
+            words, pos, np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[1]), np.int64(cell_length),
+            np.int64(null), out, bases, strides, positions, hi, lo, held,
+        )
     for s in range(2):
         for lane in range(32):
             buf[s, lane] = (uint64(hi[s, lane]) << uint64(32)) | uint64(lo[s, lane])

@@ -26,7 +26,7 @@ def cell_contexts(
     The *level* of a cell is the logarithm of its scale (with its sub-scale) in 1/8 octaves. It is compared with the mean
     level of the row: the larger the scale for the row, the narrower the codes spread. The *spread* of a row is the mean
     distance of its levels from that mean. The *zero level* of formats with a min is the logarithm of min over scale: it
-    says where zero sits among the codes.
+    says where zero sits among the codes. Floats have no scale; there the level of a row, its mean symbol, is stored.
 
     Parameters
     ----------
@@ -49,6 +49,13 @@ def cell_contexts(
                 contexts[phase, cell, :] = base + (cell % per_block) % 256
         return
     scale_at = n_streams * side_at[meta[7]]
+    if mode == 3:
+        for phase in range(2):
+            for cell in range(n_cells):
+                for lane in range(32):
+                    level_of_row = side_symbols[scale_at + (phase * n_streams + stream) * 32 + lane]
+                    contexts[phase, cell, lane] = base32 + np.int32(level_of_row)
+        return
     scale_columns = (side_at[meta[7] + 1] - side_at[meta[7]]) // 64
     per_scale = n_cells // scale_columns
     level = np.empty(n_cells * 32, np.int32)

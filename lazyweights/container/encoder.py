@@ -249,7 +249,7 @@ def analyse(
         first = np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1)
         packed = np.frombuffer(source.read(run.offset, run.n_bytes), np.uint8).reshape(run.rows, -1)
         counts = coder.new_counts(first)
-        coder.count(packed, counts)
+        coder.count(packed, counts, plain=lockstep)
         return run, counts
 
     counted: list[planning.Counted] = []

@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from lazyweights.codecs.lane_kernels import put_forced_nibbles, take_forced_nibbles
+
 
 @njit(cache=True, nogil=True)
 def forced_bits(forced: int) -> int:
@@ -94,27 +96,8 @@ def take_forced(symbols: np.ndarray, meta: np.ndarray, positions: np.ndarray) ->
                 cell[31] = 31
                 positions[k] = first << 5 | second
             else:
-                while _nibble(cell, first) != 0:
-                    first += 1
-                _set_nibble(cell, first, _nibble(cell, 15))
-                _set_nibble(cell, 15, 0)
-                while _nibble(cell, second) != 15:
-                    second += 1
-                _set_nibble(cell, second, _nibble(cell, 31))
-                _set_nibble(cell, 31, 15)
-                positions[k] = first << 5 | second
+                positions[k] = take_forced_nibbles(cell)
     return True
-
-
-@njit(inline="always")
-def _nibble(cell: np.ndarray, i: int) -> int:
-    return (cell[i & 15] >> ((i >> 4) << 2)) & 15
-
-
-@njit(inline="always")
-def _set_nibble(cell: np.ndarray, i: int, value: int) -> None:
-    shift = (i >> 4) << 2
-    cell[i & 15] = (cell[i & 15] & ~(15 << shift) & 255) | (value << shift)
 
 
 @njit(cache=True, nogil=True)
@@ -142,11 +125,35 @@ def put_forced(symbols: np.ndarray, forced: int, n_blocks: int, width: int, stri
                 symbols[row, at + 30] = symbols[row, at + first]
                 symbols[row, at + first] = 0
             else:
-                second = position & 31
-                first = position >> 5
-                cell = symbols[row, at : at + 16]
-                cell[15] = 0xF0
-                _set_nibble(cell, 31, _nibble(cell, second))
-                _set_nibble(cell, second, 15)
-                _set_nibble(cell, 15, _nibble(cell, first))
-                _set_nibble(cell, first, 0)
+                put_forced_nibbles(symbols[row, at : at + 16], position)
+
+
+@njit(cache=True, nogil=True)
+def take_window(symbols: np.ndarray, low: np.ndarray, base: int) -> bool:
+    """Replace the exponents of a bfloat16 row group by windowed codes, in place; return False (nothing changed) if not all fit.
+
+    A windowed code is the exponent and the three highest mantissa bits as one number, less ``8 * base``; it fits where it is
+    below 256. `symbols` uint8: exponent in, code out. `low` uint32: sign over seven mantissa bits in, over four out.
+    """
+    for row in range(symbols.shape[0]):
+        for i in range(symbols.shape[1]):
+            code = ((np.int32(symbols[row, i]) - np.int32(base)) << 3) | (np.int32(low[row, i] & 127) >> 4)
+            if code < 0 or code > 255:
+                return False
+    for row in range(symbols.shape[0]):
+        for i in range(symbols.shape[1]):
+            rest = np.int32(low[row, i])
+            symbols[row, i] = ((np.int32(symbols[row, i]) - np.int32(base)) << 3) | ((rest & 127) >> 4)
+            low[row, i] = ((rest >> 7) << 4) | (rest & 15)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def put_window(symbols: np.ndarray, low: np.ndarray, base: int) -> None:
+    """Undo `take_window`."""
+    for row in range(symbols.shape[0]):
+        for i in range(symbols.shape[1]):
+            code = np.int32(symbols[row, i]) + (np.int32(base) << 3)
+            rest = np.int32(low[row, i])
+            symbols[row, i] = (code >> 3) & 255
+            low[row, i] = ((rest >> 4) << 7) | ((code & 7) << 4) | (rest & 15)

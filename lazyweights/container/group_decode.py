@@ -18,8 +18,8 @@ from lazyweights.codecs.lane_kernels import (
 )
 from lazyweights.container.bit_kernels import unpack_bits
 from lazyweights.container.cell_contexts import cell_contexts
-from lazyweights.container.forced_codes import forced_bits, put_forced
-from lazyweights.container.group_encode import side_offsets_of
+from lazyweights.container.forced_codes import forced_bits, put_forced, put_window
+from lazyweights.container.group_encode import columns_of, side_offsets_of
 
 GROUP_OK, GROUP_DAMAGED = 0, 2
 
@@ -50,13 +50,13 @@ def scatter_symbols(
 
 @njit(cache=True, nogil=True)
 def _raw_bits_per_row(meta: np.ndarray, halves: np.ndarray, raws: np.ndarray, forced: int) -> int:
-    """Raw bits of one row of a row group."""
+    """Raw bits of one row of a row group, without the positions of forced codes."""
     n_blocks = meta[0]
-    n = n_blocks * forced_bits(forced)
+    n = 0
     for f in range(halves.shape[0]):
         n += n_blocks * halves[f, 2]
     for r in range(raws.shape[0]):
-        n += n_blocks * raws[r, 0] * raws[r, 1]
+        n += n_blocks * raws[r, 0] * (raws[r, 3] if forced == 4 else raws[r, 1])
     return n
 
 
@@ -133,6 +133,8 @@ def _finish_group(
     stream: np.ndarray,
     n_words: int,
     forced: int,
+    forced_done: bool,
+    positions: np.ndarray,
     buf: np.ndarray,
     held: np.ndarray,
     meta: np.ndarray,
@@ -182,7 +184,7 @@ def _finish_group(
             half_values, symbols, stride, direct,
         )
     for f in range(byte_fields.shape[0]):
-        n_columns = byte_fields[f, 1] * n_blocks
+        n_columns = columns_of(byte_fields[f, 1], n_blocks)
         for row in range(n_rows):
             plane = (row & 1) * n_streams + which
             base = n_streams * side_at[byte_fields[f, 0]] + plane * n_columns * 32 + (row >> 1)
@@ -192,14 +194,27 @@ def _finish_group(
             else:
                 for column in range(n_columns):
                     byte_values[first + row, byte_fields[f, 2] + column] = side[base + column * 32]
-    if forced:
-        at = unpack_bits(raw, at, forced_bits(forced), low[: n_rows * n_blocks])
-        put_forced(symbols[first : first + n_rows, offset:], forced, n_blocks, meta[2], stride, low)
+    if forced and forced != 4 and not forced_done:
+        put_forced(symbols[first : first + n_rows, offset:], forced, n_blocks, meta[2], stride, positions)
     for r in range(raws.shape[0]):
         columns = raws[r, 0] * n_blocks
+        bits = raws[r, 3] if forced == 4 else raws[r, 1]
         for row in range(n_rows):
-            at = unpack_bits(raw, at, raws[r, 1], raw_values[first + row, raws[r, 2] : raws[r, 2] + columns])
+            at = unpack_bits(raw, at, bits, raw_values[first + row, raws[r, 2] : raws[r, 2] + columns])
+    if forced == 4:
+        put_window(symbols[first : first + n_rows], raw_values[first : first + n_rows], meta[6])
     return 0
+
+
+@njit(cache=True, nogil=True)
+def _unpack_positions(
+    words: np.ndarray, n_words: int, n_values: int, n_bits: int, scratch: np.ndarray, positions: np.ndarray
+) -> None:
+    """Read the positions of forced codes in front of a stream into `positions`, int32, in lane order."""
+    view = scratch[: 4 * (scratch.size // 4)].view(np.uint32)
+    for i in range(n_words):
+        view[i] = words[i]
+    unpack_bits(scratch, 0, n_bits, positions[:n_values])
 
 
 @njit(cache=True, nogil=True)
@@ -252,7 +267,7 @@ def decode_groups(
     packed = np.empty(n_cells * ((meta[2] + 3) // 4) * 32, np.uint32)
     low = np.zeros(64 * n_blocks, np.uint16)
     lane_values = np.zeros((max(halves.shape[0], 1), 64 * n_blocks), np.uint16)
-    raw = np.zeros(8 * _raw_bits_per_row(meta, halves, raws, meta[4]) + 64 * 8 + 64, np.uint8)
+    raw = np.zeros(8 * (_raw_bits_per_row(meta, halves, raws, 0) + 10 * n_blocks) + 64 * 8 + 64, np.uint8)
     buf = np.zeros((2, 32), np.uint64)
     held = np.zeros((2, 32), np.int32)
     pos = np.zeros(2, np.int64)
@@ -261,6 +276,8 @@ def decode_groups(
     row_bytes = symbols.shape[1]
     flat_symbols = symbols.reshape(symbols.size)
     limit = words.size
+    positions = np.zeros((2, 2 * n_cells * 32), np.int32)
+    phase_positions = np.zeros((2, n_cells, 32), np.int32)
     n_groups = kinds.size
     can_pair = meta[2] % 16 == 0
     g = 0
@@ -282,10 +299,21 @@ def decode_groups(
         cell_symbols = meta[3] if kinds[g] == 0 else meta[2]
         buf[:] = 0
         held[:] = 0
-        pos[0] = starts[g]
-        pos[1] = starts[partner]
+        n_bits = forced_bits(forced)
+        front = (rows * n_blocks * n_bits + 31) // 32
+        if front > min(sizes[g], sizes[partner]):
+            status[g] = 2
+            status[partner] = 2
+            g = partner + 1
+            continue
+        if front:
+            for k in range(partner - g + 1):
+                _unpack_positions(words[starts[g + k] :], front, rows * n_blocks, n_bits, raw, positions[k])
+        nibbles = pair and forced == 2 and meta[2] == 16
+        pos[0] = starts[g] + front
+        pos[1] = starts[partner] + front
         for s in range(sides.shape[0]):
-            columns = sides[s, 0] * n_blocks
+            columns = columns_of(sides[s, 0], n_blocks)
             plane = side[n_streams * side_at[s] : n_streams * side_at[s + 1]].reshape((2, n_streams, columns, 32))
             o = sides[s, 3]
             other = side[n_streams * side_at[o] : n_streams * side_at[o + 1]].reshape((2, n_streams, -1, 32))
@@ -316,8 +344,14 @@ def decode_groups(
                 bases[1] = (64 * partner + phase) * row_bytes + offset
                 strides[0] = 2 * row_bytes
                 strides[1] = stride
+                if nibbles:
+                    for k in range(2):
+                        source = positions[k if partner > g else 0]
+                        for i in range(n_cells * 32):
+                            phase_positions[k, i >> 5, i & 31] = source[phase * n_cells * 32 + i]
                 decode_cells_pair(
-                    words, limit, flat_tables, offsets, cell_symbols, flat_symbols, bases, strides, buf, held, pos
+                    words, limit, flat_tables, offsets, cell_symbols, flat_symbols, bases, strides, nibbles,
+                    phase_positions, buf, held, pos,
                 )
             else:
                 quads = (cell_symbols + 3) // 4
@@ -328,8 +362,8 @@ def decode_groups(
                 scatter_symbols(view, phase, n_lanes, symbols[first : first + rows], stride, offset, cell_symbols)
         for k in range(partner - g + 1):
             status[g + k] = _finish_group(
-                rows, first + 64 * k, sizes[g + k], words[starts[g + k] :], pos[k] - starts[g + k], forced, buf[k],
-                held[k], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, k, raw, low, lane_values,
+                rows, first + 64 * k, sizes[g + k], words[starts[g + k] :], pos[k] - starts[g + k], forced,
+                nibbles, positions[k], buf[k], held[k], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, k, raw, low, lane_values,
                 half_values, byte_values, symbols, symbol_layout, raw_values,
             )
         g = partner + 1

@@ -5,11 +5,11 @@ compiled code, so that Python's overhead is paid once a run. Tables of a tensor'
 (built in `tensor_coder`):
 
 - ``meta``: see `cell_contexts`;
-- ``sides`` (n_sides, 4): values per block, context kind, base, the side plane that OTHER_PLANE looks at;
+- ``sides`` (n_sides, 4): values per block (0: one a row), context kind, base, the side plane that OTHER_PLANE looks at;
 - ``halves`` (n_halves, 5): side plane of the high byte, side plane of the low byte or -1, raw bits of the low part
   (0, 7 or 8), the sign bit where it is not stored, delta_of or -1;
 - ``byte_fields`` (n, 3): side plane, values per block, first column;
-- ``raws`` (n, 3): values per block, bits, first column;
+- ``raws`` (n, 4): values per block, bits, first column, bits in a windowed group;
 - ``levels`` (2, 256): level of each sub-scale and sub-min.
 
 Plane arrays, row-major: ``half_values`` uint16 (n_halves, rows, blocks), ``byte_values`` uint8 (rows, columns of all byte
@@ -24,7 +24,7 @@ from numba import njit, uint32
 from lazyweights.codecs.lane_kernels import encode_cells, order_words, side_contexts
 from lazyweights.container.bit_kernels import pack_bits
 from lazyweights.container.cell_contexts import cell_contexts
-from lazyweights.container.forced_codes import forced_bits, position_index, take_forced
+from lazyweights.container.forced_codes import forced_bits, position_index, take_forced, take_window
 
 
 @njit(cache=True, nogil=True)
@@ -63,18 +63,32 @@ def _split_sides(
                     side_symbols[lo_at + base + block * 32] = low
     for f in range(byte_fields.shape[0]):
         at = side_at[byte_fields[f, 0]]
-        n_columns = byte_fields[f, 1] * n_blocks
+        n_columns = columns_of(byte_fields[f, 1], n_blocks)
         for row in range(n_rows):
             base = ((row & 1) * n_columns) * 32 + (row >> 1)
             for column in range(n_columns):
                 side_symbols[at + base + column * 32] = byte_values[first + row, byte_fields[f, 2] + column]
 
 
+@njit(inline="always")
+def columns_of(per_block: int, n_blocks: int) -> int:
+    """Columns of a side plane with this many values a block; 0 stands for one value a row."""
+    return per_block * n_blocks if per_block else 1
+
+
+@njit(cache=True, nogil=True)
+def _take(symbols: np.ndarray, raw_values: np.ndarray, meta: np.ndarray, positions: np.ndarray) -> bool:
+    """Take forced codes out of a group or window its codes; return False (nothing changed) where that is not possible."""
+    if meta[4] == 4:
+        return take_window(symbols, raw_values, meta[6])
+    return take_forced(symbols, meta, positions)
+
+
 @njit(cache=True, nogil=True)
 def side_offsets_of(meta: np.ndarray, sides: np.ndarray) -> np.ndarray:
     at = np.zeros(sides.shape[0] + 1, np.int64)
     for s in range(sides.shape[0]):
-        at[s + 1] = at[s] + 64 * meta[0] * sides[s, 0]
+        at[s + 1] = at[s] + 64 * columns_of(sides[s, 0], meta[0])
     return at
 
 
@@ -84,6 +98,7 @@ def count_groups(
     half_values: np.ndarray,
     byte_values: np.ndarray,
     symbols: np.ndarray,
+    raw_values: np.ndarray,
     meta: np.ndarray,
     sides: np.ndarray,
     halves: np.ndarray,
@@ -96,7 +111,7 @@ def count_groups(
     """Add the symbols of a run of row groups to the counts of their contexts.
 
     `side_counts` uint32 (n_sides, 32, 256); `cell_counts` uint32 (512, 256); `forced_counts` int64 (2,): blocks with
-    forced codes, and how many of these are negative. `symbols` is changed: forced codes are taken out.
+    forced codes, and how many of these are negative. `symbols` and `raw_values` are changed: forced codes are taken out.
     """
     n_blocks = meta[0]
     n_cells = meta[1]
@@ -115,7 +130,7 @@ def count_groups(
             first, rows, half_values, byte_values, meta, sides, halves, byte_fields, side_at, side_symbols, low_bits
         )
         for s in range(sides.shape[0]):
-            columns = sides[s, 0] * n_blocks
+            columns = columns_of(sides[s, 0], n_blocks)
             plane = side_symbols[side_at[s] : side_at[s + 1]].reshape((2, columns, 32))
             o = sides[s, 3]
             other = side_symbols[side_at[o] : side_at[o + 1]].reshape((2, -1, 32))
@@ -128,7 +143,7 @@ def count_groups(
         cell_symbols = meta[2]
         base = 0
         if meta[4]:
-            if take_forced(symbols[first : first + rows], meta, positions):
+            if _take(symbols[first : first + rows], raw_values[first : first + rows], meta, positions):
                 cell_symbols = meta[3]
                 forced_counts[0] += rows * n_blocks
                 if meta[4] == 3:
@@ -143,6 +158,18 @@ def count_groups(
                 at = cell * meta[2]
                 for i in range(cell_symbols):
                     counts[symbols[first + row, at + i]] += uint32(1)
+
+
+@njit(cache=True, nogil=True)
+def _put_words(packed: np.ndarray, n_words: int, out: np.ndarray) -> None:
+    """Copy packed bytes into 32-bit words, the first byte lowest."""
+    for i in range(n_words):
+        out[i] = (
+            uint32(packed[4 * i])
+            | (uint32(packed[4 * i + 1]) << uint32(8))
+            | (uint32(packed[4 * i + 2]) << uint32(16))
+            | (uint32(packed[4 * i + 3]) << uint32(24))
+        )
 
 
 @njit(cache=True, nogil=True)
@@ -194,18 +221,18 @@ def encode_groups(
     raw_bits_per_row = 0
     for f in range(halves.shape[0]):
         raw_bits_per_row += n_blocks * halves[f, 2]
-    raw_bits_per_row += n_blocks * forced_bits(meta[4])
     for r in range(raws.shape[0]):
         raw_bits_per_row += n_blocks * raws[r, 0] * raws[r, 1]
     raw = np.zeros(64 * raw_bits_per_row // 8 + 16, np.uint8)
     side_columns = 0
     for s in range(sides.shape[0]):
-        side_columns += sides[s, 0] * n_blocks
+        side_columns += columns_of(sides[s, 0], n_blocks)
     lane_words = np.zeros((32, (2 * 11 * (side_columns + n_cells * meta[2]) + 31) // 32 + 8), np.uint32)
     taken = np.zeros((2 * (side_columns + n_cells * ((meta[2] + 1) // 2)), 32), np.uint16)
     buf = np.zeros(32, np.uint64)
     consumed = np.zeros(32, np.int64)
     steps = np.zeros(1, np.int64)
+    packed_positions = np.zeros(64 * n_blocks * 10 // 8 + 16, np.uint8)
     out_at = 0
     for first in range(0, n_rows, 64):
         g = first // 64
@@ -218,7 +245,7 @@ def encode_groups(
         base = 0
         forced = 0
         if meta[4]:
-            if take_forced(group, meta, positions):
+            if _take(group, raw_values[first : first + rows], meta, positions):
                 cell_symbols = meta[3]
                 forced = meta[4]
             else:
@@ -229,22 +256,28 @@ def encode_groups(
         n_raw = 0
         for f in range(halves.shape[0]):
             n_raw = pack_bits(low_bits[f, : rows * n_blocks], halves[f, 2], raw, n_raw)
-        if forced:
-            n_raw = pack_bits(positions[: rows * n_blocks], forced_bits(forced), raw, n_raw)
         for r in range(raws.shape[0]):
             columns = raws[r, 0] * n_blocks
+            bits = raws[r, 3] if forced == 4 else raws[r, 1]
             for row in range(rows):
-                n_raw = pack_bits(
-                    raw_values[first + row, raws[r, 2] : raws[r, 2] + columns], raws[r, 1], raw, n_raw
-                )
+                n_raw = pack_bits(raw_values[first + row, raws[r, 2] : raws[r, 2] + columns], bits, raw, n_raw)
+        # Positions of forced codes stand in front, so that a decoder has them before the codes.
+        front = (rows * n_blocks * forced_bits(forced) + 31) // 32
+        if out_at + front + 8 > out.size:
+            sizes[g] = -1
+            continue
+        if front:
+            packed_positions[: 4 * front + 8] = 0
+            pack_bits(positions[: rows * n_blocks], forced_bits(forced), packed_positions, 0)
+            _put_words(packed_positions, front, out[out_at:])
         # The stream.
-        words = out[out_at:]
+        words = out[out_at + front :]
         buf[:] = 0
         consumed[:] = 0
         steps[0] = 0
         status = 0
         for s in range(sides.shape[0]):
-            columns = sides[s, 0] * n_blocks
+            columns = columns_of(sides[s, 0], n_blocks)
             plane = side_symbols[side_at[s] : side_at[s + 1]]
             o = sides[s, 3]
             other = side_symbols[side_at[o] : side_at[o + 1]].reshape((2, -1, 32))
@@ -298,13 +331,7 @@ def encode_groups(
             raw[n_body >> 3] &= (0xFF00 >> (n_body & 7)) & 255
         body_bytes = (n_body + 7) // 8
         raw[body_bytes : body_words * 4] = 0
-        for i in range(body_words):
-            words[n_words + i] = (
-                uint32(raw[4 * i])
-                | (uint32(raw[4 * i + 1]) << uint32(8))
-                | (uint32(raw[4 * i + 2]) << uint32(16))
-                | (uint32(raw[4 * i + 3]) << uint32(24))
-            )
-        sizes[g] = n_words + body_words
+        _put_words(raw, body_words, words[n_words:])
+        sizes[g] = front + n_words + body_words
         out_at += sizes[g]
     return out_at

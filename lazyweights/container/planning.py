@@ -14,6 +14,8 @@ from lazyweights.container.stream_layout import (
     FORCED_MIN,
     FORCED_MIN_MAX,
     N_CELL_CONTEXTS,
+    WINDOW_LOW_BITS,
+    WINDOWED,
 )
 from lazyweights.container.tensor_coder import (
     LOW_CODED,
@@ -106,10 +108,11 @@ def reduce_counts(index: int, coder: TensorCoder, counts: Counts, n_rows: int, l
         keep = [i for i, name in enumerate(names) if not name.endswith(".low")]
         sides = np.zeros((32 * len(keep), 256), np.uint32)
         raw_bits = n_blocks * (
-            16 * len(halves) + 8 * sum(b.per_block for b in coder.layout.bytes_)
-            + sum(n * bits for _, n, bits in coder.raw_planes)
-        )
+            16 * len(halves) + sum(n * bits for _, n, bits in coder.raw_planes)
+        ) + 8 * n_rows * sum(coder.byte_columns(b.per_block) for b in coder.layout.bytes_)
     forced_bits = 0 if lockstep else int(counts.forced[0]) * FORCED_BITS[coder.layout.forced]
+    if coder.layout.forced == WINDOWED and not lockstep:  # fewer raw bits, rather than more
+        forced_bits = -int(counts.forced[0]) * coder.cell_codes * (coder.wide_bits - WINDOW_LOW_BITS)
     raw_bits += forced_bits
     everything = np.concatenate([sides, cells])
     used = np.flatnonzero(everything.any(axis=1))
@@ -237,7 +240,8 @@ def _statistics(c: Counted, lengths: np.ndarray, tables: np.ndarray) -> SpanStat
     cells = c.contexts >= 32 * c.n_sides
     wide = sum(n * b for name, n, b in c.coder.raw_planes if name in ("low", "sign_mantissa"))
     wide_bits = wide * (c.source_bytes // c.coder.row_bytes) * c.coder.n_blocks
-    entropy = (entropy_bits_q16(c.code_counts) >> 16) + wide_bits
+    window_bits = c.forced_bits if c.coder.layout.forced == WINDOWED else 0
+    entropy = (entropy_bits_q16(c.code_counts) >> 16) + wide_bits + window_bits
     return SpanStatistics(
         1000 * entropy // c.n_weights, int(bits[cells].sum()) + c.forced_bits + wide_bits, int(bits.sum()) + c.raw_bits
     )

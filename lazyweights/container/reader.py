@@ -13,8 +13,16 @@ import numpy as np
 
 from lazyweights.blocks.types import type_name
 from lazyweights.codecs import TILE_ROWS
-from lazyweights.container.coded_file import CHUNK_BYTES, HEADER_BYTES, UNIT_DTYPE, Layout, TensorEntry, checksum
-from lazyweights.container.coded_file import unpack_header, unpack_layout
+from lazyweights.container.coded_file import (
+    CHUNK_BYTES,
+    HEADER_BYTES,
+    UNIT_DTYPE,
+    Layout,
+    TensorEntry,
+    checksum,
+    unpack_header,
+    unpack_layout,
+)
 from lazyweights.container.gguf_scan import read_metadata
 from lazyweights.container.unit_codec import Tables, check_units, decode_rows, decode_verbatim
 from lazyweights.errors import BackendUnavailableError, BlockLayoutError, ChecksumError, LazyWeightsError

@@ -18,12 +18,13 @@ import numpy as np
 from lazyweights.blocks.types import TYPE_BY_NAME
 
 # How a cell selects its table.
-BY_POSITION, BY_LEVEL, BY_ZERO_AND_LEVEL = 0, 1, 2
+BY_POSITION, BY_LEVEL, BY_ZERO_AND_LEVEL, BY_ROW = 0, 1, 2, 3
 
 # Codes that a quantizer cannot avoid in a block, so that only their position need be stored.
-FORCED_NONE, FORCED_MIN, FORCED_MIN_MAX, FORCED_ABS_127 = 0, 1, 2, 3
+FORCED_NONE, FORCED_MIN, FORCED_MIN_MAX, FORCED_ABS_127, WINDOWED = 0, 1, 2, 3, 4
+"""WINDOWED is no forced code, but like them a way to code a row group that its values must allow: see `forced_codes`."""
 
-FORCED_BITS = (0, 5, 10, 6)
+FORCED_BITS = (0, 5, 10, 6, 0)
 """Raw bits per block that the positions (and, for 127, the sign) of forced codes take."""
 
 N_LEVELS = 16
@@ -130,9 +131,15 @@ class StreamLayout:
     @property
     def forced_cell_symbols(self) -> int:
         """Symbols of a cell after forced codes are taken out."""
-        removed = {FORCED_NONE: 0, FORCED_MIN: 1, FORCED_MIN_MAX: 2, FORCED_ABS_127: 1}[self.forced]
+        removed = (0, 1, 2, 1, 0)[self.forced]
         return self.cell_symbols - removed // self.codes_per_symbol
 
+
+ROW_LEVEL = ByteField("row_level", 0)
+"""One value a row, made by the encoder for the contexts: the mean symbol of the row."""
+
+WINDOW_LOW_BITS = 5
+"""Raw bits of a code in a windowed row group: sign and four mantissa bits."""
 
 _D = (HalfField("scale"),)
 _D_M = (HalfField("scale"), HalfField("min", delta_of=0))
@@ -198,8 +205,8 @@ _LAYOUTS = (
     StreamLayout(
         "IQ1_M", _D, (ByteField("sub_scale", 16), ByteField("sign", 32)), codes="index", code_bits=11
     ),
-    StreamLayout("F16", codes="words", code_bits=16, cell_codes=0),
-    StreamLayout("BF16", codes="words", code_bits=16, cell_codes=0),
+    StreamLayout("F16", (), (ROW_LEVEL,), codes="words", code_bits=16, cell_codes=0, mode=BY_ROW),
+    StreamLayout("BF16", (), (ROW_LEVEL,), codes="words", code_bits=16, cell_codes=0, mode=BY_ROW, forced=WINDOWED),
     StreamLayout("F32", codes="exponent", cell_codes=0, raw=(("sign_mantissa", 1, 24),)),
 )
 

@@ -79,3 +79,19 @@ def join_words(symbols: np.ndarray, rest: np.ndarray, words: np.ndarray) -> None
                 | (r & np.uint32(127))
                 | ((r & np.uint32(128)) << np.uint32(8))
             )
+
+
+@njit(cache=True, nogil=True)
+def row_levels(symbols: np.ndarray, low: np.ndarray, base: int, windowed: bool) -> np.ndarray:
+    """Return the mean symbol of each row, uint8 (rows,): of the plain symbols, or of the windowed codes, clipped."""
+    out = np.zeros(symbols.shape[0], np.uint8)
+    for row in range(symbols.shape[0]):
+        total = 0
+        for i in range(symbols.shape[1]):
+            if windowed:
+                code = ((np.int64(symbols[row, i]) - base) << 3) + (np.int64(low[row, i] & 127) >> 4)
+                total += min(max(code, 0), 255)
+            else:
+                total += np.int64(symbols[row, i])
+        out[row] = total // max(symbols.shape[1], 1)
+    return out

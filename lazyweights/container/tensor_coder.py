@@ -14,7 +14,15 @@ import numpy as np
 from lazyweights.blocks.planes import _LAYOUTS as _BLOCK_LAYOUTS
 from lazyweights.blocks.types import GGML_TYPES
 from lazyweights.codecs import TABLE_SIZE, TILE_ROWS
-from lazyweights.container.stream_layout import N_CELL_CONTEXTS, STREAM_LAYOUTS, StreamLayout, level_table
+from lazyweights.container.stream_layout import (
+    FORCED_NONE,
+    N_CELL_CONTEXTS,
+    STREAM_LAYOUTS,
+    WINDOW_LOW_BITS,
+    WINDOWED,
+    StreamLayout,
+    level_table,
+)
 
 N_SIDE_CONTEXTS = 32
 
@@ -151,6 +159,10 @@ class TensorCoder:
         self.raw_planes = self._raw_planes()
         self._parameters: dict[tuple[tuple[HalfMode, ...], tuple[int, ...]], _Parameters] = {}
 
+    def byte_columns(self, per_block: int) -> int:
+        """Columns of a byte field with this many values a block; 0 stands for one value a row."""
+        return per_block * self.n_blocks if per_block else 1
+
     def _index_count(self) -> int:
         specs = _BLOCK_LAYOUTS[self.type.type_id].specs
         return next(s.per_block for s in specs if s.name == self.layout.codes)
@@ -200,7 +212,7 @@ class TensorCoder:
         def add(name: str, per_block: int, kind: int, other: int) -> int:
             index = len(sides)
             side_of[name] = index
-            sides.append((per_block, kind, bases[index] if index < len(bases) else 0, other))
+            sides.append((per_block, kind, bases[index], other))
             return index
 
         for half, mode in zip(layout.halves, modes, strict=True):
@@ -215,11 +227,11 @@ class TensorCoder:
             kind = {"none": 0, "mean": 1, "previous": 2}[byte.context]
             index = add(byte.name, byte.per_block, kind, len(sides) - 1 if byte.context == "previous" else 0)
             byte_fields.append((index, byte.per_block, column))
-            column += byte.per_block * self.n_blocks
+            column += self.byte_columns(byte.per_block)
         raws = []
         column = 0
-        for _, per_block, bits in self.raw_planes:
-            raws.append((per_block, bits, column))
+        for name, per_block, bits in self.raw_planes:
+            raws.append((per_block, bits, column, WINDOW_LOW_BITS if name == "low" else bits))
             column += per_block * self.n_blocks
         meta = np.array(
             [
@@ -229,8 +241,8 @@ class TensorCoder:
                 self.forced_cell_symbols,
                 layout.forced,
                 layout.mode,
-                layout.zero_base,
-                side_of.get("scale", -1),
+                bases[0] if layout.forced == WINDOWED else layout.zero_base,
+                side_of.get("row_level", side_of.get("scale", -1)),
                 side_of.get(layout.sub_scale, -1),
                 side_of.get("min", side_of.get("min_scale", -1)),
                 side_of.get(layout.sub_min, -1),
@@ -243,21 +255,22 @@ class TensorCoder:
             np.array(sides, np.int64).reshape(-1, 4),
             np.array(halves, np.int64).reshape(-1, 5),
             np.array(byte_fields, np.int64).reshape(-1, 3),
-            np.array(raws, np.int64).reshape(-1, 3),
+            np.array(raws, np.int64).reshape(-1, 4),
             self._levels,
         )
 
     # Packed rows <-> plane arrays.
 
-    def split(self, packed: np.ndarray) -> PlaneArrays:
-        """Split packed rows, uint8 (rows, row_bytes), into plane arrays."""
+    def split(self, packed: np.ndarray, base: int = 0) -> PlaneArrays:
+        """Split packed rows, uint8 (rows, row_bytes), into plane arrays; `base` is the window's (see `forced_codes`)."""
         from lazyweights.container import symbol_kernels
 
         n_rows = len(packed)
         layout = self.layout
         if layout.codes == "words":
             symbols, raw = symbol_kernels.split_words(packed.reshape(-1).view("<u2").reshape(n_rows, -1))
-            return PlaneArrays(_no_halves(n_rows, self.n_blocks), _no_bytes(n_rows), symbols, raw)
+            levels = symbol_kernels.row_levels(symbols, raw, base, layout.forced == WINDOWED)
+            return PlaneArrays(_no_halves(n_rows, self.n_blocks), levels.reshape(-1, 1), symbols, raw)
         n = n_rows * (self.columns // self.type.block_size)
         blocks = packed.reshape(n, self.type.block_bytes)
         block_layout = _BLOCK_LAYOUTS[self.type.type_id]
@@ -303,7 +316,7 @@ class TensorCoder:
             planes[half.name] = arrays.half_values[i].reshape(n, -1)
         column = 0
         for byte in layout.bytes_:
-            width = byte.per_block * self.n_blocks
+            width = self.byte_columns(byte.per_block)
             planes[byte.name] = np.ascontiguousarray(arrays.byte_values[:, column : column + width]).reshape(n, -1)
             column += width
         specs = {s.name: s for s in _BLOCK_LAYOUTS[self.type.type_id].specs}
@@ -334,7 +347,10 @@ class TensorCoder:
         bases = []
         for name in self.side_names(modes):
             base = 0
-            if name == "scale":
+            if name == "row_level" and self.layout.forced == WINDOWED:
+                # The window covers 32 octaves; two of them stay free above the largest value seen.
+                base = min(max(int(arrays.symbols.max()) + 2 - 31, 0), 255 - 31)
+            elif name == "scale":
                 if self.layout.halves:
                     high = (arrays.half_values[0] & 0x7FFF) >> 7
                 else:
@@ -349,14 +365,22 @@ class TensorCoder:
             tuple(bases),
         )
 
-    def count(self, packed: np.ndarray, counts: Counts) -> None:
-        """Add the symbols of packed rows (whole row groups, the last may be short) to `counts`."""
-        from lazyweights.container import group_encode
+    def count(self, packed: np.ndarray, counts: Counts, plain: bool = False) -> None:
+        """Add the symbols of packed rows (whole row groups, the last may be short) to `counts`.
 
-        arrays = self.split(packed)
+        `plain`: count all codes as they are, without taking out forced ones or windowing floats.
+        """
+        from lazyweights.container import group_encode
+        from lazyweights.container.cell_contexts import CELL_SYMBOLS, FORCED, FORCED_CELL_SYMBOLS
+
+        arrays = self.split(packed, counts.bases[0] if counts.bases else 0)
         p = self.parameters(self.count_modes(), counts.bases)
+        meta = p.meta
+        if plain:
+            meta = meta.copy()
+            meta[FORCED], meta[FORCED_CELL_SYMBOLS] = FORCED_NONE, meta[CELL_SYMBOLS]
         group_encode.count_groups(
-            len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, p.meta, p.sides, p.halves,
+            len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, arrays.raw_values, meta, p.sides, p.halves,
             p.byte_fields, p.levels, counts.sides, counts.cells, counts.forced,
         )
 
@@ -381,7 +405,7 @@ class TensorCoder:
         """Encode packed rows; return (words, words of each group or -1, whether each group is not forced)."""
         from lazyweights.container import group_encode
 
-        arrays = self.split(packed)
+        arrays = self.split(packed, plan.bases[0] if plan.bases else 0)
         p = self.parameters(plan.modes, plan.bases)
         n_groups = -(-len(packed) // TILE_ROWS)
         sizes = np.zeros(n_groups, np.int64)
@@ -418,7 +442,7 @@ class TensorCoder:
         direct = self.direct_offset is not None
         arrays = PlaneArrays(
             np.empty((len(self.layout.halves), 0 if direct else n_rows, self.n_blocks), np.uint16),
-            np.empty((0 if direct else n_rows, sum(b.per_block for b in self.layout.bytes_) * self.n_blocks), np.uint8),
+            np.empty((0 if direct else n_rows, sum(self.byte_columns(b.per_block) for b in self.layout.bytes_)), np.uint8),
             packed if direct else np.empty((n_rows, self.n_cells * self.cell_symbols), np.uint8),
             np.empty((n_rows, sum(per_block for _, per_block, _ in self.raw_planes) * self.n_blocks), np.uint32),
         )

@@ -72,10 +72,14 @@ def decode_group(payload: np.ndarray, n_rows: int, coder: TensorCoder, table: np
     return _unpack_rest(payload[at:], n_rows, coder, symbols)
 
 
+def byte_columns(coder: TensorCoder) -> int:
+    """Columns of all byte fields."""
+    return sum(coder.byte_columns(b.per_block) for b in coder.layout.bytes_)
+
+
 def _rest_bits(n_rows: int, coder: TensorCoder) -> int:
-    per_block = 16 * len(coder.layout.halves) + 8 * sum(b.per_block for b in coder.layout.bytes_)
-    per_block += sum(n * bits for _, n, bits in coder.raw_planes)
-    return n_rows * coder.n_blocks * per_block
+    per_block = 16 * len(coder.layout.halves) + sum(n * bits for _, n, bits in coder.raw_planes)
+    return n_rows * (coder.n_blocks * per_block + 8 * byte_columns(coder))
 
 
 def _rest_bytes(n_rows: int, coder: TensorCoder) -> int:
@@ -97,7 +101,7 @@ def _pack_rest(arrays: PlaneArrays, rows: slice, coder: TensorCoder) -> bytes:
 def _unpack_rest(packed: np.ndarray, n_rows: int, coder: TensorCoder, symbols: np.ndarray) -> PlaneArrays:
     padded = np.concatenate([packed, np.zeros(SLACK_BYTES, np.uint8)])
     half_values = np.empty((len(coder.layout.halves), n_rows, coder.n_blocks), np.uint16)
-    byte_values = np.empty((n_rows, sum(b.per_block for b in coder.layout.bytes_) * coder.n_blocks), np.uint8)
+    byte_values = np.empty((n_rows, byte_columns(coder)), np.uint8)
     raw_values = np.empty((n_rows, sum(n for _, n, _ in coder.raw_planes) * coder.n_blocks), np.uint32)
     at = unpack_bits(padded, 0, 16, half_values.reshape(-1))
     at = unpack_bits(padded, at, 8, byte_values.reshape(-1))
