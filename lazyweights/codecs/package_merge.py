@@ -23,7 +23,7 @@ def code_lengths_reference(counts: list[int], max_code_length: int = MAX_CODE_LE
     >>> code_lengths_reference([7, 0])
     [1, 0]
     """
-    leaves = [(count, (symbol,)) for symbol, count in enumerate(counts) if count > 0]
+    leaves: list[tuple[int, tuple[int, ...]]] = [(count, (symbol,)) for symbol, count in enumerate(counts) if count > 0]
     leaves.sort(key=lambda item: item[0])
     lengths = [0] * len(counts)
     if len(leaves) == 1:

@@ -52,7 +52,7 @@ def _add_rows(counts: np.ndarray, labels: np.ndarray, out: np.ndarray) -> None:
 
 def _rebuild(counts: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of the used tables and each context's new table number."""
-    used, renumbered = np.unique(table_of, return_inverse=True)
+    _, renumbered = np.unique(table_of, return_inverse=True)
     lengths = np.stack([code_lengths(row) for row in _sums(counts, renumbered)])
     return lengths, renumbered
 

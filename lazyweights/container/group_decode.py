@@ -259,7 +259,7 @@ def decode_groups(
     """
     n_blocks = meta[0]
     n_cells = meta[1]
-    stride, offset, direct = symbol_layout
+    stride, offset, _ = symbol_layout
     side_at = side_offsets_of(meta, sides)
     side = np.zeros(max(2 * side_at[-1], 1), np.uint8)
     contexts = np.zeros((2, 2, n_cells, 32), np.int32)
@@ -362,8 +362,8 @@ def decode_groups(
                 scatter_symbols(view, phase, n_lanes, symbols[first : first + rows], stride, offset, cell_symbols)
         for k in range(partner - g + 1):
             status[g + k] = _finish_group(
-                rows, first + 64 * k, sizes[g + k], words[starts[g + k] :], pos[k] - starts[g + k], forced,
-                nibbles, positions[k], buf[k], held[k], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, k, raw, low, lane_values,
-                half_values, byte_values, symbols, symbol_layout, raw_values,
+                rows, first + 64 * k, sizes[g + k], words[starts[g + k] :], pos[k] - starts[g + k], forced, nibbles,
+                positions[k], buf[k], held[k], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, k, raw,
+                low, lane_values, half_values, byte_values, symbols, symbol_layout, raw_values,
             )
         g = partner + 1

@@ -351,10 +351,7 @@ class TensorCoder:
                 # The window covers 32 octaves; two of them stay free above the largest value seen.
                 base = min(max(int(arrays.symbols.max()) + 2 - 31, 0), 255 - 31)
             elif name == "scale":
-                if self.layout.halves:
-                    high = (arrays.half_values[0] & 0x7FFF) >> 7
-                else:
-                    high = arrays.byte_values
+                high = (arrays.half_values[0] & 0x7FFF) >> 7 if self.layout.halves else arrays.byte_values
                 base = min(max(int(high.astype(np.int64).sum()) // high.size - 15, 0), 225)
             bases.append(base)
         n_sides = len(bases)
