@@ -41,22 +41,26 @@ def side_contexts(symbols: np.ndarray, kind: int, base: int, other: np.ndarray, 
     contexts : uint8 (2, columns, 32), output, 0 .. 31
     """
     n_columns = symbols.shape[1]
+    mean16 = np.zeros(32, np.int32)
+    lanes = np.uint64(32)
     for phase in range(2):
-        for lane in range(32):
-            mean16 = 0
-            for column in range(n_columns):
-                if kind == 1:
-                    s16 = np.int32(symbols[phase, column, lane]) << 4
-                    if column == 0:
-                        contexts[phase, column, lane] = 0
-                        mean16 = s16
-                    else:
-                        contexts[phase, column, lane] = 1 + min(max(((mean16 + 8) >> 4) - base, 0), 30)
-                        mean16 += (s16 - mean16) >> 2
-                elif kind == 2:
+        for column in range(n_columns):
+            if kind == 2:
+                for lane in range(lanes):
                     contexts[phase, column, lane] = other[phase, column, lane] >> 3
-                else:
+            elif kind == 0:
+                for lane in range(lanes):
                     contexts[phase, column, lane] = 0
+            elif column == 0:
+                for lane in range(lanes):
+                    contexts[phase, column, lane] = 0
+                    mean16[lane] = np.int32(symbols[phase, column, lane]) << np.int32(4)
+            else:
+                for lane in range(lanes):
+                    distance = ((mean16[lane] + np.int32(8)) >> np.int32(4)) - np.int32(base)
+                    contexts[phase, column, lane] = np.int32(1) + min(max(distance, np.int32(0)), np.int32(30))
+                    s16 = np.int32(symbols[phase, column, lane]) << np.int32(4)
+                    mean16[lane] += (s16 - mean16[lane]) >> np.int32(2)
 
 
 @njit(cache=True, nogil=True)
@@ -320,22 +324,18 @@ def _set_nibble(cell: np.ndarray, i: int, value: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def take_forced_nibbles(cell: np.ndarray) -> int:
-    """Swap the first nibble 0 to place 15 and then the first nibble 15 to place 31 of a cell; return where they were.
+def take_forced_nibbles(cell: np.ndarray, position: int) -> None:
+    """Swap a nibble 0 to place 15 and then a nibble 15 to place 31 of a cell of 16 bytes.
 
-    Nibble i is the low half of byte i for i < 16, else the high half of byte ``i - 16``. Both must be there.
+    Nibble i is the low half of byte i for i < 16, else the high half of byte ``i - 16``. `position` is 32 times the place of
+    the first nibble 0, plus the place of the first nibble 15 after that swap.
     """
-    first = 0
-    while _nibble(cell, first) != 0:
-        first += 1
+    first = position >> 5
+    second = position & 31
     _set_nibble(cell, first, _nibble(cell, 15))
     _set_nibble(cell, 15, 0)
-    second = 0
-    while _nibble(cell, second) != 15:
-        second += 1
     _set_nibble(cell, second, _nibble(cell, 31))
     _set_nibble(cell, 31, 15)
-    return first << 5 | second
 
 
 @njit(cache=True, nogil=True)

@@ -26,9 +26,7 @@ _ABSENT = 64  # stand-in length of a symbol that a table cannot code
 
 def _sizes(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Coded bits of each context under each table, exact, float64 (n_contexts, n_tables)."""
-    weights = np.where(lengths == 0, _ABSENT, lengths).astype(np.float64)
-    single = (lengths > 0).sum(axis=1) == 1
-    weights[single] = np.where(lengths[single] > 0, 0, _ABSENT)
+    weights = np.where(lengths == 0, _ABSENT, effective_lengths(lengths)).astype(np.float64)
     out = np.empty((len(counts), len(lengths)))
     for start in range(0, len(counts), 4096):
         out[start : start + 4096] = counts[start : start + 4096].astype(np.float64) @ weights.T
@@ -57,6 +55,23 @@ def _rebuild(counts: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.n
     return lengths, renumbered
 
 
+def effective_lengths(lengths: np.ndarray) -> np.ndarray:
+    """Return what codewords really take, int64 (n_tables, 256): 0 bits in a one-symbol table."""
+    out = lengths.astype(np.int64)
+    out[(out > 0).sum(axis=1) == 1] = 0
+    return out
+
+
+@njit(cache=True, nogil=True)
+def coded_bits(counts: np.ndarray, table_of: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the coded bits of each context with its table, int64 (n_contexts,)."""
+    out = np.zeros(counts.shape[0], np.int64)
+    for i in range(counts.shape[0]):
+        for s in range(counts.shape[1]):
+            out[i] += np.int64(counts[i, s]) * lengths[table_of[i], s]
+    return out
+
+
 def _seeds(group_counts: np.ndarray, n_tables: int) -> np.ndarray:
     """Return lengths of up to `n_tables` tables: farthest first by bits lost against each group's own table."""
     own = np.stack([code_lengths(c) for c in group_counts])
@@ -75,7 +90,7 @@ def _seeds(group_counts: np.ndarray, n_tables: int) -> np.ndarray:
 
 
 def build_pool(
-    counts: np.ndarray, groups: np.ndarray, n_tables: int = 64, n_rounds: int = 4
+    counts: np.ndarray, groups: np.ndarray, n_tables: int = 64, n_rounds: int = 3
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cluster contexts into tables.
 

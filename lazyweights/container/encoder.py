@@ -25,7 +25,7 @@ from lazyweights.container.atomic import AtomicFile
 from lazyweights.container.coded_file import CHUNK_BYTES, CodedSpan, Head, Layout, TensorEntry
 from lazyweights.container.gguf_scan import Scan, scan_gguf
 from lazyweights.container.header_filter import ItemArray, find_arrays
-from lazyweights.container.jobs import Progress, ProgressCallback, ordered_map, thread_count
+from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
 from lazyweights.container.tensor_coder import Counts, TensorPlan, is_codable
 from lazyweights.container.unit_codec import Tables, Unit, encode_rows, encode_verbatim, rows_per_run, tensor_coder
 from lazyweights.errors import FormatError, LazyWeightsError
@@ -88,15 +88,26 @@ class Source:
     stamp: tuple[int, int, int]
 
     def read(self, offset: int, n_bytes: int) -> bytearray:
+        """Read bytes into a new array."""
         out = bytearray(n_bytes)
-        view = memoryview(out)
+        self.read_into(offset, memoryview(out))
+        return out
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Fill a view with the bytes from `offset` on.
+
+        Raises
+        ------
+        LazyWeightsError
+            If the file ends before.
+        """
+        n_bytes = len(view)
         done = 0
         while done < n_bytes:
             n = os.preadv(self.fd, [view[done:]], offset + done)
             if n == 0:
                 raise LazyWeightsError("the file became shorter while it was read", path=self.path)
             done += n
-        return out
 
 
 def open_source(path: str, fd: int) -> Source:
@@ -239,6 +250,7 @@ def analyse(
     """Count the symbols of every tensor, choose its plan, hash the source."""
     spans = scan_spans(scan)
     first_rows = _first_rows(spans)
+    pool = BufferPool()
 
     def count(run: _Run) -> tuple[_Run, Counts | None]:
         span = spans[run.span]
@@ -247,9 +259,11 @@ def analyse(
         coder = tensor_coder(span.type_id, span.shape[0])
         offset, rows = first_rows[run.span]
         first = np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1)
-        packed = np.frombuffer(source.read(run.offset, run.n_bytes), np.uint8).reshape(run.rows, -1)
+        buffer = pool.take(run.n_bytes)
+        source.read_into(run.offset, memoryview(buffer))
         counts = coder.new_counts(first)
-        coder.count(packed, counts, plain=lockstep)
+        coder.count(buffer.reshape(run.rows, -1), counts, plain=lockstep)
+        pool.give(buffer)
         return run, counts
 
     counted: list[planning.Counted] = []
@@ -289,8 +303,11 @@ def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:
 
 def _sha256(source: Source) -> bytes:
     digest = hashlib.sha256()
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, source.size)))
     for offset in range(0, source.size, CHUNK_BYTES):
-        digest.update(source.read(offset, min(CHUNK_BYTES, source.size - offset)))
+        view = buffer[: min(CHUNK_BYTES, source.size - offset)]
+        source.read_into(offset, view)
+        digest.update(view)
     return digest.digest()
 
 
@@ -332,15 +349,19 @@ def _write(
     tables = [Tables(lengths) for lengths in head.table_sets]
     sink.write(bytes(payload_offset))
     header_bytes, arrays = header_arrays(source, scan)
+    pool = BufferPool()
 
     def encode(run: _Run) -> tuple[_Run, list[Unit]]:
         span = head.spans[run.span]
-        data = source.read(run.offset, run.n_bytes)
         if span.plan is None:
+            data = source.read(run.offset, run.n_bytes)
             in_header = run.offset < header_bytes
             return run, [encode_verbatim(bytes(data), arrays if in_header else None, run.offset)]
-        packed = np.frombuffer(data, np.uint8).reshape(run.rows, -1)
-        return run, encode_rows(span, packed, tables[span.plan.table_set], lockstep, verify)
+        buffer = pool.take(run.n_bytes)
+        source.read_into(run.offset, memoryview(buffer))
+        coded = encode_rows(span, buffer.reshape(run.rows, -1), tables[span.plan.table_set], lockstep, verify)
+        pool.give(buffer)
+        return run, coded
 
     at = payload_offset
     done = k = 0

@@ -8,8 +8,12 @@ become raw bits. This holds for a whole row group or not at all: a group with a 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types, uint64
+from numba.extending import intrinsic
 
 from lazyweights.codecs.lane_kernels import put_forced_nibbles, take_forced_nibbles
 
@@ -33,11 +37,112 @@ def position_index(row: int, block: int, n_rows: int, n_blocks: int) -> int:
     return phase * n_blocks * even_lanes + block * (even_lanes - phase * (n_rows & 1)) + (row >> 1)
 
 
+@intrinsic
+def _trailing_zeros(typingctx: Any, x: Any) -> Any:
+    """Number of zero bits below the lowest one bit of a uint64 that is not 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), codegen
+
+
+_ONES = 0x0101010101010101
+_HIGHS = 0x8080808080808080
+_LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
+
+
+@njit(inline="always")
+def _load64(symbols: np.ndarray, row: int, at: int) -> int:
+    k = np.uint64(at)
+    r = np.uint64(row)
+    word = uint64(0)
+    for i in range(np.uint64(8)):
+        word |= uint64(symbols[r, k + i]) << (uint64(8) * i)
+    return word
+
+
+@njit(inline="always")
+def _zero_bytes(word: int) -> int:
+    """Mark zero bytes with their top bit; exact up to and including the first one."""
+    return (word - uint64(_ONES)) & ~word & uint64(_HIGHS)
+
+
+@njit(inline="always")
+def _first_byte(marks: int) -> int:
+    return np.int64(_trailing_zeros(marks) >> uint64(3))
+
+
+@njit(cache=True, nogil=True)
+def _find_byte(symbols: np.ndarray, row: int, at: int, value: int, other: int) -> int:
+    """Index of the first of 32 bytes that is `value` or `other`, or -1."""
+    for part in range(4):
+        word = _load64(symbols, row, at + 8 * part)
+        marks = _zero_bytes(word ^ (uint64(value) * uint64(_ONES)))
+        marks |= _zero_bytes(word ^ (uint64(other) * uint64(_ONES)))
+        if marks:
+            # Marks behind the first match of one value may be false, but then they are not the first.
+            return 8 * part + _first_byte(marks)
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _find_nibble(first_word: int, second_word: int, value: int) -> int:
+    """Index of the first of 32 nibbles (low ones of 16 bytes, then high ones) that is `value`, or -1."""
+    pattern = uint64(value) * uint64(_ONES)
+    for half in range(2):
+        for part in range(2):
+            word = first_word if part == 0 else second_word
+            nibbles = (word >> uint64(4 * half)) & uint64(_LOW_NIBBLES)
+            marks = _zero_bytes(nibbles ^ pattern)
+            if marks:
+                return 16 * half + 8 * part + _first_byte(marks)
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _find_forced(symbols: np.ndarray, row: int, at: int, forced: int, width: int) -> int:
+    """Where the forced codes of a block are, as `take_forced` stores it; -1 where one is missing."""
+    if forced == 3:
+        first = _find_byte(symbols, row, at, 127, 129)
+        return first << 1 | symbols[row, at + first] >> 7 if first >= 0 else -1
+    if forced == 1:
+        return _find_byte(symbols, row, at, 0, 0)
+    if width == 32:
+        first = _find_byte(symbols, row, at, 0, 0)
+        if first < 0:
+            return -1
+        moved = symbols[row, at + first]
+        symbols[row, at + first] = symbols[row, at + 30]
+        symbols[row, at + 30] = moved
+        second = _find_byte(symbols, row, at, 31, 31)
+        symbols[row, at + 30] = symbols[row, at + first]
+        symbols[row, at + first] = moved
+        return first << 5 | second if second >= 0 else -1
+    low, high = _load64(symbols, row, at), _load64(symbols, row, at + 8)
+    first = _find_nibble(low, high, 0)
+    if first < 0:
+        return -1
+    # The same swap as in `take_forced_nibbles`: nibble 15 is the low half of byte 15; there the 0 goes.
+    moved = (high >> uint64(56)) & uint64(15)
+    high &= ~(uint64(15) << uint64(56))
+    place = uint64(8 * (first & 7) + 4 * (first >> 4))
+    if first & 8:
+        high |= moved << place
+    else:
+        low |= moved << place
+    if first == 15:
+        high &= ~(uint64(15) << uint64(56))
+    second = _find_nibble(low, high, 15)
+    return first << 5 | second if second >= 0 else -1
+
+
 @njit(cache=True, nogil=True)
 def take_forced(symbols: np.ndarray, meta: np.ndarray, positions: np.ndarray) -> bool:
     """Move the forced codes of each block to its end, in place; return False (nothing changed) where one is missing.
 
-    `symbols` uint8 (rows, blocks * cell symbols); `positions` uint32 (rows * blocks,), what goes into the raw bits.
+    `symbols` uint8 (rows, blocks * cell symbols); `positions` uint32 (rows * blocks,), what goes into the file, in lane
+    order.
     """
     forced = meta[4]
     n_rows = symbols.shape[0]
@@ -45,58 +150,27 @@ def take_forced(symbols: np.ndarray, meta: np.ndarray, positions: np.ndarray) ->
     width = meta[2]
     for row in range(n_rows):
         for block in range(n_blocks):
-            cell = symbols[row, block * width : (block + 1) * width]
-            lowest = False
-            highest = False
-            if forced == 3:
-                for i in range(width):
-                    v = cell[i]
-                    lowest |= v == 127 or v == 129
-                highest = True
-            elif forced == 2 and width == 16:
-                for i in range(width):
-                    v = cell[i]
-                    lowest |= (v & 15) == 0 or (v >> 4) == 0
-                    highest |= (v & 15) == 15 or (v >> 4) == 15
-            else:
-                for i in range(width):
-                    v = cell[i]
-                    lowest |= v == 0
-                    highest |= v == 31
-                highest |= forced == 1
-            if not (lowest and highest):
+            position = _find_forced(symbols, row, block * width, forced, width)
+            if position < 0:
                 return False
+            positions[position_index(row, block, n_rows, n_blocks)] = position
     for row in range(n_rows):
         for block in range(n_blocks):
-            k = position_index(row, block, n_rows, n_blocks)
-            cell = symbols[row, block * width : (block + 1) * width]
-            first = 0
-            second = 0
+            at = block * width
+            position = np.int64(positions[position_index(row, block, n_rows, n_blocks)])
             if forced == 3:
-                while cell[first] != 127 and cell[first] != 129:
-                    first += 1
-                negative = cell[first] >> 7
-                cell[first] = cell[31]
-                cell[31] = 0
-                positions[k] = first << 1 | negative
+                symbols[row, at + (position >> 1)] = symbols[row, at + 31]
+                symbols[row, at + 31] = 0
             elif forced == 1:
-                while cell[first] != 0:
-                    first += 1
-                cell[first] = cell[31]
-                cell[31] = 0
-                positions[k] = first
+                symbols[row, at + position] = symbols[row, at + 31]
+                symbols[row, at + 31] = 0
             elif width == 32:
-                while cell[first] != 0:
-                    first += 1
-                cell[first] = cell[30]
-                cell[30] = 0
-                while cell[second] != 31:
-                    second += 1
-                cell[second] = cell[31]
-                cell[31] = 31
-                positions[k] = first << 5 | second
+                symbols[row, at + (position >> 5)] = symbols[row, at + 30]
+                symbols[row, at + 30] = 0
+                symbols[row, at + (position & 31)] = symbols[row, at + 31]
+                symbols[row, at + 31] = 31
             else:
-                positions[k] = take_forced_nibbles(cell)
+                take_forced_nibbles(symbols[row, at : at + 16], position)
     return True
 
 

@@ -24,7 +24,7 @@ from numba import njit, uint32
 from lazyweights.codecs.lane_kernels import encode_cells, order_words, side_contexts
 from lazyweights.container.bit_kernels import pack_bits
 from lazyweights.container.cell_contexts import cell_contexts
-from lazyweights.container.forced_codes import forced_bits, position_index, take_forced, take_window
+from lazyweights.container.forced_codes import forced_bits, take_forced, take_window
 
 
 @njit(cache=True, nogil=True)
@@ -47,27 +47,36 @@ def _split_sides(
     for f in range(halves.shape[0]):
         hi_at = side_at[halves[f, 0]]
         lo_at = side_at[halves[f, 1]] if halves[f, 1] >= 0 else -1
-        delta = halves[f, 4]
-        for row in range(n_rows):
-            base = ((row & 1) * n_blocks) * 32 + (row >> 1)
-            for block in range(n_blocks):
-                v = np.int32(half_values[f, first + row, block])
-                sign = v >> 15
-                v &= 0x7FFF
-                if delta >= 0:
-                    v = (v - np.int32(half_values[delta, first + row, block] & 0x7FFF)) & 0x7FFF
-                side_symbols[hi_at + base + block * 32] = v >> 7
-                low = (v & 127) | (sign << 7)
-                low_bits[f, position_index(row, block, n_rows, n_blocks)] = low
+        delta = max(halves[f, 4], 0)
+        keep = np.int32(0x7FFF if halves[f, 4] >= 0 else 0)
+        k = np.uint64(0)
+        for phase in range(2):
+            lanes = np.uint64((n_rows + 1 - phase) // 2)
+            for block in range(np.uint64(n_blocks)):
+                step = np.uint64(phase * n_blocks * 32) + block * np.uint64(32)
+                hi = np.uint64(hi_at) + step
+                for lane in range(lanes):
+                    row = np.uint64(first + phase) + np.uint64(2) * lane
+                    stored = np.int32(half_values[f, row, block])
+                    v = (stored - (np.int32(half_values[delta, row, block]) & keep)) & np.int32(0x7FFF)
+                    low = (v & np.int32(127)) | ((stored >> np.int32(8)) & np.int32(128))
+                    side_symbols[hi + lane] = v >> np.int32(7)
+                    low_bits[f, k + lane] = low
                 if lo_at >= 0:
-                    side_symbols[lo_at + base + block * 32] = low
+                    lo = np.uint64(lo_at) + step
+                    for lane in range(lanes):
+                        side_symbols[lo + lane] = low_bits[f, k + lane]
+                k += lanes
     for f in range(byte_fields.shape[0]):
         at = side_at[byte_fields[f, 0]]
         n_columns = columns_of(byte_fields[f, 1], n_blocks)
-        for row in range(n_rows):
-            base = ((row & 1) * n_columns) * 32 + (row >> 1)
-            for column in range(n_columns):
-                side_symbols[at + base + column * 32] = byte_values[first + row, byte_fields[f, 2] + column]
+        for phase in range(2):
+            lanes = np.uint64((n_rows + 1 - phase) // 2)
+            for column in range(np.uint64(n_columns)):
+                to = np.uint64(at + phase * n_columns * 32) + column * np.uint64(32)
+                source = column + np.uint64(byte_fields[f, 2])
+                for lane in range(lanes):
+                    side_symbols[to + lane] = byte_values[np.uint64(first + phase) + np.uint64(2) * lane, source]
 
 
 @njit(inline="always")
@@ -136,10 +145,11 @@ def count_groups(
             other = side_symbols[side_at[o] : side_at[o + 1]].reshape((2, -1, 32))
             side_contexts(plane, sides[s, 1], sides[s, 2], other, side_context)
             for phase in range(2):
-                n_lanes = (rows + 1 - phase) // 2
+                lanes = np.uint64((rows + 1 - phase) // 2)
                 for column in range(columns):
-                    for lane in range(n_lanes):
-                        side_counts[s, side_context[phase, column, lane], plane[phase, column, lane]] += 1
+                    for lane in range(lanes):
+                        context = np.uint64(side_context[phase, column, lane])
+                        side_counts[s, context, np.uint64(plane[phase, column, lane])] += uint32(1)
         cell_symbols = meta[2]
         base = 0
         if meta[4]:
@@ -152,12 +162,13 @@ def count_groups(
             else:
                 base = 256
         cell_contexts(side_symbols, side_at, meta, levels, base, 1, 0, contexts)
+        width = np.uint64(cell_symbols)
         for row in range(rows):
             for cell in range(n_cells):
-                counts = cell_counts[contexts[row & 1, cell, row >> 1]]
-                at = cell * meta[2]
-                for i in range(cell_symbols):
-                    counts[symbols[first + row, at + i]] += uint32(1)
+                context = np.uint64(contexts[row & 1, cell, row >> 1])
+                at = np.uint64(cell * meta[2])
+                for i in range(width):
+                    cell_counts[context, np.uint64(symbols[first + row, at + i])] += uint32(1)
 
 
 @njit(cache=True, nogil=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lazyweights.codecs.package_merge import code_lengths
-from lazyweights.codecs.table_pool import MAX_TABLES, build_pool
+from lazyweights.codecs.table_pool import MAX_TABLES, build_pool, coded_bits, effective_lengths
 from lazyweights.container.stream_layout import (
     FORCED_ABS_127,
     FORCED_BITS,
@@ -89,7 +89,7 @@ def reduce_counts(index: int, coder: TensorCoder, counts: Counts, n_rows: int, l
     halves = [h.name for h in coder.layout.halves]
     for i, name in enumerate(names):
         if name.endswith(".low"):
-            low = counts.sides[i].astype(np.int64).sum(axis=0)
+            low = counts.sides[i].sum(axis=0, dtype=np.int64)
             mode = _half_mode(low)
             modes.append(mode)
             if mode.low == LOW_CODED:
@@ -125,7 +125,7 @@ def reduce_counts(index: int, coder: TensorCoder, counts: Counts, n_rows: int, l
 def _code_counts(coder: TensorCoder, counts: Counts) -> np.ndarray:
     """Counts of the codes themselves (or of the coded part of wide codes), int64 (256,)."""
     layout = coder.layout
-    symbols = coder.code_counts(counts.cells.astype(np.int64).sum(axis=0))
+    symbols = coder.code_counts(counts.cells.sum(axis=0, dtype=np.int64))
     n, negative = int(counts.forced[0]), int(counts.forced[1])
     if layout.forced in (FORCED_MIN, FORCED_MIN_MAX):
         symbols[0] += n
@@ -234,9 +234,7 @@ def _tables(batch: list[Counted], lockstep: bool) -> tuple[np.ndarray, np.ndarra
 
 
 def _statistics(c: Counted, lengths: np.ndarray, tables: np.ndarray) -> SpanStatistics:
-    used = lengths[tables].astype(np.int64)
-    used[(used > 0).sum(axis=1) == 1] = 0
-    bits = (used * c.counts).sum(axis=1)
+    bits = coded_bits(c.counts, tables, effective_lengths(lengths))
     cells = c.contexts >= 32 * c.n_sides
     wide = sum(n * b for name, n, b in c.coder.raw_planes if name in ("low", "sign_mantissa"))
     wide_bits = wide * (c.source_bytes // c.coder.row_bytes) * c.coder.n_blocks

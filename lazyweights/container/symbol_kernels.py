@@ -95,3 +95,39 @@ def row_levels(symbols: np.ndarray, low: np.ndarray, base: int, windowed: bool) 
                 total += np.int64(symbols[row, i])
         out[row] = total // max(symbols.shape[1], 1)
     return out
+
+
+@njit(cache=True, nogil=True)
+def split_direct(
+    packed: np.ndarray,
+    block_bytes: int,
+    offset: int,
+    width: int,
+    half_values: np.ndarray,
+    byte_values: np.ndarray,
+    symbols: np.ndarray,
+) -> None:
+    """Split rows of blocks whose symbols are bytes of the block as they stand.
+
+    Parameters
+    ----------
+    packed : uint8 (rows, blocks * block_bytes): each block starts with its halves (or with one byte, where there are none)
+    offset, width : first symbol byte of a block, and how many there are
+    half_values : uint16 (n_halves, rows, blocks), output
+    byte_values : uint8 (rows, blocks) or (rows, 0), output
+    symbols : uint8 (rows, blocks * width), output
+    """
+    n_blocks = packed.shape[1] // block_bytes
+    w = np.uint64(width)
+    for row in range(packed.shape[0]):
+        for block in range(n_blocks):
+            at = np.uint64(block * block_bytes)
+            for f in range(half_values.shape[0]):
+                k = at + np.uint64(2 * f)
+                half_values[f, row, block] = np.uint16(packed[row, k]) | (np.uint16(packed[row, k + np.uint64(1)]) << 8)
+            if byte_values.shape[1]:
+                byte_values[row, block] = packed[row, at]
+            source = at + np.uint64(offset)
+            target = np.uint64(block * width)
+            for i in range(w):
+                symbols[row, target + i] = packed[row, source + i]

@@ -271,6 +271,18 @@ class TensorCoder:
             symbols, raw = symbol_kernels.split_words(packed.reshape(-1).view("<u2").reshape(n_rows, -1))
             levels = symbol_kernels.row_levels(symbols, raw, base, layout.forced == WINDOWED)
             return PlaneArrays(_no_halves(n_rows, self.n_blocks), levels.reshape(-1, 1), symbols, raw)
+        if self.direct_offset is not None:
+            arrays = PlaneArrays(
+                np.empty((len(layout.halves), n_rows, self.n_blocks), np.uint16),
+                np.empty((n_rows, len(layout.bytes_) * self.n_blocks), np.uint8),
+                np.empty((n_rows, self.n_cells * self.cell_symbols), np.uint8),
+                np.zeros((n_rows, 0), np.uint32),
+            )
+            symbol_kernels.split_direct(
+                packed, self.type.block_bytes, self.direct_offset, self.cell_symbols, arrays.half_values,
+                arrays.byte_values, arrays.symbols,
+            )
+            return arrays
         n = n_rows * (self.columns // self.type.block_size)
         blocks = packed.reshape(n, self.type.block_bytes)
         block_layout = _BLOCK_LAYOUTS[self.type.type_id]
