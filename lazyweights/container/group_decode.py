@@ -159,6 +159,9 @@ def _finish_group(
     n_blocks = meta[0]
     stride, offset, direct = symbol_layout
     n_raw = n_rows * _raw_bits_per_row(meta, halves, raws, forced)
+    positions_behind = forced_bits(forced) > 0 and n_raw < 2048
+    if positions_behind:
+        n_raw += n_rows * n_blocks * forced_bits(forced)
     n_left = np.int64(0)
     for lane in range(32):
         n_left += held[lane]
@@ -194,13 +197,15 @@ def _finish_group(
             else:
                 for column in range(n_columns):
                     byte_values[first + row, byte_fields[f, 2] + column] = side[base + column * 32]
-    if forced and forced != 4 and not forced_done:
-        put_forced(symbols[first : first + n_rows, offset:], forced, n_blocks, meta[2], stride, positions)
     for r in range(raws.shape[0]):
         columns = raws[r, 0] * n_blocks
         bits = raws[r, 3] if forced == 4 else raws[r, 1]
         for row in range(n_rows):
             at = unpack_bits(raw, at, bits, raw_values[first + row, raws[r, 2] : raws[r, 2] + columns])
+    if positions_behind:
+        at = unpack_bits(raw, at, forced_bits(forced), positions[: n_rows * n_blocks])
+    if forced and forced != 4 and not forced_done:
+        put_forced(symbols[first : first + n_rows, offset:], forced, n_blocks, meta[2], stride, positions)
     if forced == 4:
         put_window(symbols[first : first + n_rows], raw_values[first : first + n_rows], meta[6])
     return 0
@@ -300,7 +305,9 @@ def decode_groups(
         buf[:] = 0
         held[:] = 0
         n_bits = forced_bits(forced)
-        front = (rows * n_blocks * n_bits + 31) // 32
+        front = 0
+        if rows * _raw_bits_per_row(meta, halves, raws, forced) >= 2048:
+            front = (rows * n_blocks * n_bits + 31) // 32
         if front > min(sizes[g], sizes[partner]):
             status[g] = 2
             status[partner] = 2
@@ -309,7 +316,7 @@ def decode_groups(
         if front:
             for k in range(partner - g + 1):
                 _unpack_positions(words[starts[g + k] :], front, rows * n_blocks, n_bits, raw, positions[k])
-        nibbles = pair and forced == 2 and meta[2] == 16
+        nibbles = pair and front > 0 and forced == 2 and meta[2] == 16
         pos[0] = starts[g] + front
         pos[1] = starts[partner] + front
         for s in range(sides.shape[0]):

@@ -232,6 +232,7 @@ def encode_groups(
     raw_bits_per_row = 0
     for f in range(halves.shape[0]):
         raw_bits_per_row += n_blocks * halves[f, 2]
+    raw_bits_per_row += n_blocks * forced_bits(meta[4])
     for r in range(raws.shape[0]):
         raw_bits_per_row += n_blocks * raws[r, 0] * raws[r, 1]
     raw = np.zeros(64 * raw_bits_per_row // 8 + 16, np.uint8)
@@ -272,8 +273,13 @@ def encode_groups(
             bits = raws[r, 3] if forced == 4 else raws[r, 1]
             for row in range(rows):
                 n_raw = pack_bits(raw_values[first + row, raws[r, 2] : raws[r, 2] + columns], bits, raw, n_raw)
-        # Positions of forced codes stand in front, so that a decoder has them before the codes.
-        front = (rows * n_blocks * forced_bits(forced) + 31) // 32
+        # Positions of forced codes stand in front, so that a decoder has them before the codes; or among the raw bits,
+        # where there are too few others to fill the left-over bits.
+        front = 0
+        if n_raw >= 2048:
+            front = (rows * n_blocks * forced_bits(forced) + 31) // 32
+        else:
+            n_raw = pack_bits(positions[: rows * n_blocks], forced_bits(forced), raw, n_raw)
         if out_at + front + 8 > out.size:
             sizes[g] = -1
             continue
