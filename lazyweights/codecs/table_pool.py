@@ -33,9 +33,9 @@ def _sizes(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return out
 
 
-def _sums(counts: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the summed counts of each label (0 .. n - 1), int64 (n, 256)."""
-    out = np.zeros((int(labels.max()) + 1, counts.shape[1]), np.int64)
+def sum_rows(counts: np.ndarray, labels: np.ndarray, n_labels: int) -> np.ndarray:
+    """Return the summed counts of each label 0 .. n_labels - 1, int64 (n_labels, 256)."""
+    out = np.zeros((n_labels, counts.shape[1]), np.int64)
     _add_rows(counts, labels.astype(np.int64), out)
     return out
 
@@ -51,7 +51,7 @@ def _add_rows(counts: np.ndarray, labels: np.ndarray, out: np.ndarray) -> None:
 def _rebuild(counts: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of the used tables and each context's new table number."""
     _, renumbered = np.unique(table_of, return_inverse=True)
-    lengths = np.stack([code_lengths(row) for row in _sums(counts, renumbered)])
+    lengths = np.stack([code_lengths(row) for row in sum_rows(counts, renumbered, int(renumbered.max()) + 1)])
     return lengths, renumbered
 
 
@@ -113,7 +113,7 @@ def build_pool(
         Each symbol that a context has, has a codeword in its table.
     """
     _, group_of = np.unique(groups, return_inverse=True)
-    group_counts = _sums(counts, group_of)
+    group_counts = sum_rows(counts, group_of, int(group_of.max()) + 1)
     lengths = _seeds(group_counts, n_tables)
     for _ in range(n_rounds):
         table_of = _sizes(counts, lengths).argmin(axis=1)

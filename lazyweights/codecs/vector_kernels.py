@@ -487,7 +487,7 @@ def decode_side_phase(words, limit, tables, offsets, kind, base, other, n_lanes,
 
 
 @njit(cache=True, nogil=True)
-def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, strides, nibbles, positions, buf, held, pos):  # type: ignore[no-untyped-def]  # noqa: E501
+def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, strides, nibbles, positions, buf, held, pos):  # type: ignore[no-untyped-def]
     """Decode one phase of a plane of two full row groups and store the symbols as rows of bytes.
 
     Parameters
@@ -541,3 +541,61 @@ def decode_side_pair(words, limit, tables, offsets, kind, base, other, out, buf,
     for s in range(2):
         for lane in range(32):
             buf[s, lane] = (uint64(hi[s, lane]) << uint64(32)) | uint64(lo[s, lane])
+
+
+@intrinsic
+def _rans_cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, out, states):  # type: ignore[no-untyped-def]
+    """Decode `n_cells` cells of a rANS stream for 32 lanes."""
+    signature = types.void(words, pos, last, tables, offsets, n_cells, cell_length, out, states)
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        e = _Emitter(context, builder, signature, args)
+        b = builder
+        last, n_cells, cell_length = args[2], args[5], args[6]
+        words_p, pos_p, tables_p, offsets_p, out_p, states_p = (e.data(i) for i in (0, 1, 3, 4, 7, 8))
+        state_v = [cgutils.alloca_once_value(b, e.load(states_p, e.index(_N * g))) for g in range(2)]
+        pos_v = cgutils.alloca_once_value(b, b.load(pos_p))
+        out_v = cgutils.alloca_once_value(b, e.index(0))
+        packed_v = [cgutils.alloca_once_value(b, _splat(0)) for _ in range(2)]
+        words16 = ir.VectorType(_I16, _N)
+        with cgutils.for_range(b, n_cells) as cell:
+            at = b.mul(cell.index, e.index(32))
+            tables_of = [e.load(offsets_p, b.add(at, e.index(_N * g))) for g in range(2)]
+            with cgutils.for_range(b, cell_length) as position:
+                place = b.trunc(b.and_(position.index, e.index(3)), _I32)
+                shift = _broadcast(e, b.shl(place, ir.Constant(_I32, 3)))
+                fresh = _broadcast_bit(e, b.icmp_signed("==", place, ir.Constant(_I32, 0)))
+                for g in range(2):
+                    x = b.load(state_v[g])
+                    entry = e.gather(tables_p, b.add(b.and_(x, _splat(4095)), tables_of[g]), 4)
+                    freq = b.add(b.and_(b.lshr(entry, _splat(8)), _splat(4095)), _splat(1))
+                    x = b.add(b.mul(freq, b.lshr(x, _splat(12))), b.lshr(entry, _splat(20)))
+                    need = b.icmp_unsigned("<", x, _splat(65536))
+                    p = b.load(pos_v)
+                    zero = ir.Constant(words16, [0] * _N)
+                    word = e.call("llvm.masked.expandload.v16i16", words16, b.gep(words_p, [p]), need, zero)
+                    count = e.call("llvm.ctpop.i16", _I16, b.bitcast(need, _I16))
+                    p = b.add(p, b.zext(count, _I64))
+                    b.store(b.select(b.icmp_signed("<", p, last), p, last), pos_v)
+                    b.store(b.select(need, b.or_(b.shl(x, _splat(16)), b.zext(word, _VEC)), x), state_v[g])
+                    packed = b.select(fresh, _splat(0), b.load(packed_v[g]))
+                    packed = b.or_(packed, b.shl(b.and_(entry, _splat(255)), shift))
+                    b.store(packed, packed_v[g])
+                    quad = b.add(b.load(out_v), b.mul(b.lshr(position.index, e.index(2)), e.index(32)))
+                    e.store(packed, out_p, b.add(quad, e.index(_N * g)))
+            quads = b.lshr(b.add(cell_length, e.index(3)), e.index(2))
+            b.store(b.add(b.load(out_v), b.mul(quads, e.index(32))), out_v)
+        for g in range(2):
+            e.store(b.load(state_v[g]), states_p, e.index(_N * g))
+        b.store(b.load(pos_v), pos_p)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@njit(cache=True, nogil=True)
+def decode_rans_full(words, limit, tables, offsets, cell_length, out, states, pos):  # type: ignore[no-untyped-def]
+    """Vector twin of `rans.decode_rans_scalar` for a phase in which all 32 lanes have a row."""
+    _rans_cells(
+        words, pos, np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[0]), np.int64(cell_length), out, states
+    )

@@ -27,10 +27,11 @@ import zstandard
 from lazyweights.blocks.types import GGML_TYPES
 from lazyweights.codecs import TILE_ROWS
 from lazyweights.codecs.canonical import check_pool
+from lazyweights.codecs.rans import PROB_SCALE, check_freqs
 from lazyweights.container.gguf_scan import describe_bytes
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.numbers import NumberReader, pack_number, pack_numbers
-from lazyweights.container.tensor_coder import HalfMode, TensorCoder, TensorPlan, is_codable
+from lazyweights.container.tensor_coder import RANS, HalfMode, TensorCoder, TensorPlan, is_codable
 from lazyweights.errors import (
     ChecksumError,
     CodecError,
@@ -143,25 +144,34 @@ class TensorEntry:
     span: int
 
 
+@dataclass(frozen=True)
+class TableSet:
+    """A pool of code tables: code lengths uint8 (n_tables, 256) and rANS frequencies uint16 (n_tables, 256) or zeros."""
+
+    lengths: np.ndarray
+    freqs: np.ndarray
+
+
 @dataclass
 class Head:
     """What the head frame holds: spans in source order, tensors, tables."""
 
     spans: list[CodedSpan]
     tensors: list[TensorEntry]
-    table_sets: list[np.ndarray] = field(default_factory=list)
+    table_sets: list[TableSet] = field(default_factory=list)
 
 
 def _pack_plan(plan: TensorPlan) -> bytes:
     modes = [mode.low | mode.sign << 1 for mode in plan.modes]
-    numbers = pack_numbers([plan.table_set, *modes, *plan.bases])
+    numbers = pack_numbers([plan.table_set, plan.coder, *modes, *plan.bases])
     return numbers + plan.side_tables.tobytes() + plan.cell_tables.tobytes()
 
 
-def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[np.ndarray]) -> TensorPlan:
+def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]) -> TensorPlan:
     table_set = r.number()
     if table_set >= len(table_sets):
         raise FormatError("a plan names a table set that is not there", expected=f"< {len(table_sets)}", found=table_set)
+    cell_coder = r.number(RANS)
     modes = []
     for _ in coder.layout.halves:
         value = r.number(5)
@@ -170,18 +180,24 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[np.ndarra
     bases = tuple(r.number(255) for _ in range(n_sides))
     side_tables = np.frombuffer(r.take(32 * n_sides), np.uint8).reshape(n_sides, 32)
     cell_tables = np.frombuffer(r.take(512), np.uint8)
-    n_tables = len(table_sets[table_set])
+    n_tables = len(table_sets[table_set].lengths)
     for tables in (side_tables, cell_tables):
         if tables.size and int(tables.max()) >= n_tables:
             raise FormatError("a plan names a table that is not there", expected=f"< {n_tables}", found=int(tables.max()))
-    return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set)
+    if cell_coder == RANS and not table_sets[table_set].freqs[cell_tables].any(axis=1).all():
+        raise FormatError("a plan names a table without frequencies for rANS")
+    return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder)
 
 
 def pack_head(head: Head) -> bytes:
     """Return the bytes of the head before compression."""
     parts = [pack_number(len(head.table_sets))]
-    for lengths in head.table_sets:
-        parts += [pack_number(len(lengths)), lengths.astype(np.uint8).tobytes()]
+    for table_set in head.table_sets:
+        parts += [pack_number(len(table_set.lengths)), table_set.lengths.astype(np.uint8).tobytes()]
+        with_freqs = np.flatnonzero(table_set.freqs.any(axis=1))
+        parts.append(pack_number(len(with_freqs)))
+        for t in with_freqs.tolist():
+            parts.append(pack_numbers([t, *table_set.freqs[t].tolist()]))
     parts.append(pack_number(len(head.spans)))
     for span in head.spans:
         parts.append(pack_numbers([span.n_bytes, int(span.is_coded)]))
@@ -216,7 +232,12 @@ def unpack_head(data: bytes, source_size: int) -> Head:
         n = r.number(255)
         lengths = np.frombuffer(r.take(256 * n), np.uint8).reshape(n, 256)
         check_pool(lengths)
-        table_sets.append(lengths)
+        freqs = np.zeros((n, 256), np.uint16)
+        for _ in range(r.number(n)):
+            t = r.number(n - 1)
+            freqs[t] = [r.number(PROB_SCALE) for _ in range(256)]
+            check_freqs(freqs[t])
+        table_sets.append(TableSet(lengths, freqs))
     spans: list[CodedSpan] = []
     tensors: list[TensorEntry] = []
     offset = 0

@@ -140,7 +140,7 @@ def _decode_units(
 ) -> Iterator[tuple[_Job, bytes | memoryview | np.ndarray]]:
     """Yield the decoded jobs of an open file in order; the data of one is valid until the next is asked for."""
     offsets = layout.offsets()
-    tables = [Tables(lengths) for lengths in layout.head.table_sets]
+    tables = [Tables(table_set) for table_set in layout.head.table_sets]
     inputs, outputs = BufferPool(), BufferPool()
 
     def decode(job: _Job) -> tuple[_Job, bytes | memoryview | np.ndarray]:
@@ -216,7 +216,7 @@ def decode_stream(source: BinaryIO, sink: BinaryIO, *, progress: ProgressCallbac
     started = time.monotonic()
     layout = read_layout(source, None)
     offsets = layout.offsets()
-    tables = [Tables(lengths) for lengths in layout.head.table_sets]
+    tables = [Tables(table_set) for table_set in layout.head.table_sets]
     pool = BufferPool()
     done = 0
     for job in _jobs(layout):

@@ -22,7 +22,7 @@ import numpy as np
 from lazyweights.codecs import TILE_ROWS
 from lazyweights.container import coded_file, planning
 from lazyweights.container.atomic import AtomicFile
-from lazyweights.container.coded_file import CHUNK_BYTES, CodedSpan, Head, Layout, TensorEntry
+from lazyweights.container.coded_file import CHUNK_BYTES, CodedSpan, Head, Layout, TableSet, TensorEntry
 from lazyweights.container.gguf_scan import Scan, scan_gguf
 from lazyweights.container.header_filter import ItemArray, find_arrays
 from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
@@ -238,7 +238,7 @@ def header_arrays(source: Source, scan: Scan) -> tuple[int, list[ItemArray]]:
 class Analysis:
     """Result of the first pass: tables, plans and statistics by span number of the scan, SHA-256 of the source."""
 
-    table_sets: list[np.ndarray]
+    table_sets: list[TableSet]
     plans: dict[int, TensorPlan]
     statistics: dict[int, planning.SpanStatistics]
     sha256: bytes
@@ -346,7 +346,7 @@ def _write(
     packed_head, head_raw_bytes = coded_file.head_parts(head)
     units = np.zeros(sum(s.n_units for s in head.spans), coded_file.UNIT_DTYPE)
     payload_offset = coded_file.payload_offset(len(packed_head), len(units))
-    tables = [Tables(lengths) for lengths in head.table_sets]
+    tables = [Tables(table_set) for table_set in head.table_sets]
     sink.write(bytes(payload_offset))
     header_bytes, arrays = header_arrays(source, scan)
     pool = BufferPool()

@@ -16,6 +16,7 @@ from lazyweights.codecs.lane_kernels import (
     decode_side_phase,
     left_over_bits,
 )
+from lazyweights.codecs.rans import decode_rans_phase
 from lazyweights.container.bit_kernels import unpack_bits
 from lazyweights.container.cell_contexts import cell_contexts
 from lazyweights.container.forced_codes import forced_bits, put_forced, put_window
@@ -137,6 +138,7 @@ def _finish_group(
     positions: np.ndarray,
     buf: np.ndarray,
     held: np.ndarray,
+    states: np.ndarray,
     meta: np.ndarray,
     sides: np.ndarray,
     halves: np.ndarray,
@@ -165,7 +167,7 @@ def _finish_group(
     n_left = np.int64(0)
     for lane in range(32):
         n_left += held[lane]
-    n_body = n_raw - min(n_left, n_raw)
+    n_body = n_raw - min(n_left + 16 * states.size, n_raw)
     body_words = (n_body + 31) // 32
     if n_words + body_words != size:
         return 2
@@ -173,9 +175,18 @@ def _finish_group(
     raw_words = raw[: 4 * (raw.size // 4)].view(np.uint32)
     for i in range(body_words):
         raw_words[i] = stream[n_words + i]
-    for i in range((n_body + 7) // 8, (n_body + n_left + 7) // 8 + 8):
+    for i in range((n_body + 7) // 8, (n_body + n_left + 16 * states.size + 7) // 8 + 8):
         raw[i] = 0
-    left_over_bits(buf, held, raw, n_body)
+    end = n_body + left_over_bits(buf, held, raw, n_body)
+    for lane in range(states.size):
+        if states[lane] >> uint32(16) != uint32(1):
+            return 2
+        tail = uint32(states[lane] & uint32(0xFFFF)) << uint32(8 - (end & 7))
+        k = end >> 3
+        raw[k] |= (tail >> uint32(16)) & uint32(255)
+        raw[k + 1] |= (tail >> uint32(8)) & uint32(255)
+        raw[k + 2] |= tail & uint32(255)
+        end += 16
     at = 0
     for f in range(halves.shape[0]):
         if halves[f, 2]:
@@ -238,6 +249,7 @@ def decode_groups(
     flat_tables: np.ndarray,
     side_offsets: np.ndarray,
     cell_offsets: np.ndarray,
+    rans_tables: np.ndarray,
     half_values: np.ndarray,
     byte_values: np.ndarray,
     symbols: np.ndarray,
@@ -255,7 +267,8 @@ def decode_groups(
     kinds : uint8 (n_groups,), FORCED_GROUP, PLAIN_GROUP or SKIPPED_GROUP (left as it is)
     flat_tables : uint16 of `canonical.decode_tables`
     side_offsets : int32 (n_sides, 32), table offset of each side context
-    cell_offsets : int32 (512,), table offset of each cell context
+    cell_offsets : int32 (512,), table offset of each cell context (in `rans_tables` where that is not empty)
+    rans_tables : uint32 of `rans.rans_tables` where the cells are coded by rANS, else empty
     half_values, byte_values, raw_values : output, the plane arrays of `group_encode`; the first two are not written to
         where `symbols` are packed blocks
     symbols : uint8 (rows, bytes), output; symbol i of cell c of a row goes to column ``offset + c * stride + i``
@@ -284,7 +297,10 @@ def decode_groups(
     positions = np.zeros((2, 2 * n_cells * 32), np.int32)
     phase_positions = np.zeros((2, n_cells, 32), np.int32)
     n_groups = kinds.size
-    can_pair = meta[2] % 16 == 0
+    by_rans = rans_tables.size > 0
+    states = np.zeros(32, np.uint32)
+    half_words = words.view(np.uint16)
+    can_pair = meta[2] % 16 == 0 and not by_rans
     g = 0
     while g < n_groups:
         status[g] = 0
@@ -338,6 +354,10 @@ def decode_groups(
                     )
         for k in range(n_streams):
             cell_contexts(side, side_at, meta, levels, base, n_streams, k, contexts[k])
+        if by_rans:
+            for lane in range((rows + 1) // 2):
+                states[lane] = words[min(pos[0] + lane, limit - 1)]
+            pos[0] = 2 * min(pos[0] + (rows + 1) // 2, limit)
         for phase in range(2):
             n_lanes = (rows + 1 - phase) // 2
             if n_lanes == 0:
@@ -363,14 +383,21 @@ def decode_groups(
             else:
                 quads = (cell_symbols + 3) // 4
                 view = packed[: n_cells * quads * 32].reshape((n_cells, quads, 32))
-                decode_cells_phase(
-                    words, limit, flat_tables, offsets[0], cell_symbols, n_lanes, view, buf[0], held[0], pos[:1]
-                )
+                if by_rans:
+                    decode_rans_phase(
+                        half_words, 2 * limit, rans_tables, offsets[0], cell_symbols, n_lanes, view, states, pos[:1]
+                    )
+                else:
+                    decode_cells_phase(
+                        words, limit, flat_tables, offsets[0], cell_symbols, n_lanes, view, buf[0], held[0], pos[:1]
+                    )
                 scatter_symbols(view, phase, n_lanes, symbols[first : first + rows], stride, offset, cell_symbols)
+        if by_rans:
+            pos[0] = (pos[0] + 1) // 2
         for k in range(partner - g + 1):
             status[g + k] = _finish_group(
                 rows, first + 64 * k, sizes[g + k], words[starts[g + k] :], pos[k] - starts[g + k], forced, nibbles,
-                positions[k], buf[k], held[k], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, k, raw,
+                positions[k], buf[k], held[k], states[: (rows + 1) // 2 if by_rans else 0], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, k, raw,
                 low, lane_values, half_values, byte_values, symbols, symbol_layout, raw_values,
             )
         g = partner + 1

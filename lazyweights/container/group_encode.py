@@ -22,6 +22,7 @@ import numpy as np
 from numba import njit, uint32
 
 from lazyweights.codecs.lane_kernels import encode_cells, order_words, side_contexts
+from lazyweights.codecs.rans import encode_rans
 from lazyweights.container.bit_kernels import pack_bits
 from lazyweights.container.cell_contexts import cell_contexts
 from lazyweights.container.forced_codes import forced_bits, take_forced, take_window
@@ -199,6 +200,7 @@ def encode_groups(
     entries: np.ndarray,
     side_tables: np.ndarray,
     cell_tables: np.ndarray,
+    freqs: np.ndarray,
     out: np.ndarray,
     sizes: np.ndarray,
     unforced: np.ndarray,
@@ -210,6 +212,7 @@ def encode_groups(
     entries : uint32 (n_tables, 256), encode entries
     side_tables : uint8 (n_sides, 32), table of each side context
     cell_tables : uint8 (512,), table of each cell context
+    freqs : uint32 (n_tables, 256) of `rans.freq_entries` where the cells are coded by rANS, else (0, 256)
     out : uint32, output words of all groups one after the other
     sizes : int64 (n_groups,), output, words of each group; -1 where it does not fit `out` or has no codeword
     unforced : bool (n_groups,), output, whether the group's codes are not forced
@@ -244,6 +247,9 @@ def encode_groups(
     buf = np.zeros(32, np.uint64)
     consumed = np.zeros(32, np.int64)
     steps = np.zeros(1, np.int64)
+    by_rans = freqs.shape[0] > 0
+    states = np.zeros(32, np.uint32)
+    rans_words = np.zeros(64 * n_cells * meta[2] + 64 if by_rans else 1, np.uint16)
     packed_positions = np.zeros(64 * n_blocks * 10 // 8 + 16, np.uint8)
     out_at = 0
     for first in range(0, n_rows, 64):
@@ -314,32 +320,50 @@ def encode_groups(
                 for lane in range(32):
                     tables[phase, cell, lane] = cell_tables[contexts[phase, cell, lane]]
         width = n_cells * meta[2]
-        if status == 0:
+        strides = (width, meta[2], 1, 2 * width)
+        n_lanes = (rows + 1) // 2
+        n_states = n_lanes if by_rans else 0
+        if status == 0 and not by_rans:
             status = encode_cells(
-                group.ravel(),
-                (width, meta[2], 1, 2 * width),
-                tables,
-                entries,
-                cell_symbols,
-                rows,
-                lane_words,
-                buf,
-                consumed,
-                taken,
-                steps,
+                group.ravel(), strides, tables, entries, cell_symbols, rows, lane_words, buf, consumed, taken, steps
             )
         if status != 0:
             sizes[g] = -1
             continue
         n_left = np.int64(0)
         for lane in range(32):
-            n_left += 32 * np.int64(taken[steps[0] - 1, lane]) - consumed[lane]
-        n_tail = min(n_left, n_raw)
+            if steps[0] > 0:
+                n_left += 32 * np.int64(taken[steps[0] - 1, lane]) - consumed[lane]
+        n_tail = min(n_left + 16 * n_states, n_raw)
         n_body = n_raw - n_tail
-        n_words = order_words(lane_words, buf, consumed, taken, steps[0], raw, n_body, n_tail, words)
+        n_words = order_words(lane_words, buf, consumed, taken, steps[0], raw, n_body, min(n_tail, n_left), words)
         if n_words < 0:
             sizes[g] = -1
             continue
+        if by_rans:
+            bit = n_body + n_left
+            for lane in range(n_lanes):
+                x = uint32(1)
+                for _ in range(16):
+                    x = x << uint32(1)
+                    if bit < n_raw:
+                        x |= uint32((raw[bit >> 3] >> (7 - (bit & 7))) & 1)
+                    bit += 1
+                states[lane] = x
+            n_halves = encode_rans(group.ravel(), strides, tables, freqs, cell_symbols, rows, states, rans_words)
+            if n_halves < 0 or n_words + n_lanes + (n_halves + 1) // 2 > words.size:
+                sizes[g] = -1
+                continue
+            for lane in range(n_lanes):
+                words[n_words + lane] = states[lane]
+            n_words += n_lanes
+            start = rans_words.size - n_halves
+            for i in range(0, n_halves, 2):
+                word = uint32(rans_words[start + i])
+                if i + 1 < n_halves:
+                    word |= uint32(rans_words[start + i + 1]) << uint32(16)
+                words[n_words] = word
+                n_words += 1
         body_words = (n_body + 31) // 32
         if n_words + body_words > words.size:
             sizes[g] = -1

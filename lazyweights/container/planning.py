@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
 from lazyweights.codecs.package_merge import code_lengths
-from lazyweights.codecs.table_pool import MAX_TABLES, build_pool, coded_bits, effective_lengths
+from lazyweights.codecs.rans import normalized_freqs
+from lazyweights.codecs.table_pool import MAX_TABLES, build_pool, coded_bits, effective_lengths, sum_rows
+from lazyweights.container.coded_file import TableSet
 from lazyweights.container.stream_layout import (
     FORCED_ABS_127,
     FORCED_BITS,
@@ -18,8 +21,10 @@ from lazyweights.container.stream_layout import (
     WINDOWED,
 )
 from lazyweights.container.tensor_coder import (
+    HUFFMAN,
     LOW_CODED,
     LOW_RAW,
+    RANS,
     SIGN_CLEAR,
     SIGN_SET,
     SIGN_STORED,
@@ -34,6 +39,9 @@ MAX_SET_CONTEXTS = 1 << 16
 
 MIN_SAVING = 1 / 512
 """Share of its bytes that coding must save, or the tensor stays verbatim."""
+
+RANS_MIN_SAVING = 1 / 1024
+"""Share of a float tensor's bytes that rANS must save over a Huffman code."""
 
 LOW_CODED_BITS = 6.5
 """The low bytes of a half field are coded where that takes fewer bits than this on average."""
@@ -174,27 +182,29 @@ def _half_mode(low: np.ndarray) -> HalfMode:
 
 def make_plans(
     counted: list[Counted], lockstep: bool
-) -> tuple[list[np.ndarray], dict[int, TensorPlan], dict[int, SpanStatistics]]:
+) -> tuple[list[TableSet], dict[int, TensorPlan], dict[int, SpanStatistics]]:
     """Build the table sets and the plan of each tensor that coding shrinks.
 
     Returns
     -------
-    table_sets : list of ndarray of uint8, shape (n_tables, 256), code lengths
+    table_sets : list of TableSet
     plans : by `Counted.index`
     statistics : by `Counted.index`, of every counted tensor
     """
-    table_sets: list[np.ndarray] = []
+    table_sets: list[TableSet] = []
     plans: dict[int, TensorPlan] = {}
     statistics: dict[int, SpanStatistics] = {}
     for batch in _batches(counted, lockstep):
         lengths, tables = _tables(batch, lockstep)
+        freqs = np.zeros(lengths.shape, np.uint16)
+        by_rans = set() if lockstep else _choose_rans(batch, lengths, tables, freqs)
         used = np.zeros(len(lengths), np.bool_)
         kept: list[tuple[Counted, np.ndarray]] = []
         start = 0
         for c in batch:
             mine = tables[start : start + len(c.contexts)]
             start += len(c.contexts)
-            statistics[c.index] = _statistics(c, lengths, mine)
+            statistics[c.index] = _statistics(c, lengths, mine, freqs if c.index in by_rans else None)
             if statistics[c.index].coded_bits < 8 * c.source_bytes * (1 - MIN_SAVING):
                 kept.append((c, mine))
                 used[mine] = True
@@ -202,12 +212,14 @@ def make_plans(
         for c, mine in kept:
             numbers = np.zeros(32 * c.n_sides + 2 * N_CELL_CONTEXTS, np.uint8)
             numbers[c.contexts] = renumber[mine]
-            _fill_unused(numbers, c.contexts)
+            _fill_unused(numbers[: 32 * c.n_sides], c.contexts[c.contexts < 32 * c.n_sides])
+            _fill_unused(numbers[32 * c.n_sides :], c.contexts[c.contexts >= 32 * c.n_sides] - 32 * c.n_sides)
             plans[c.index] = TensorPlan(
-                c.modes, c.bases, numbers[: 32 * c.n_sides].reshape(-1, 32), numbers[32 * c.n_sides :], len(table_sets)
+                c.modes, c.bases, numbers[: 32 * c.n_sides].reshape(-1, 32), numbers[32 * c.n_sides :], len(table_sets),
+                RANS if c.index in by_rans else HUFFMAN,
             )
         if kept:
-            table_sets.append(lengths[used])
+            table_sets.append(TableSet(lengths[used], freqs[used]))
     return table_sets, plans, statistics
 
 
@@ -233,9 +245,60 @@ def _tables(batch: list[Counted], lockstep: bool) -> tuple[np.ndarray, np.ndarra
     return build_pool(counts, groups)
 
 
-def _statistics(c: Counted, lengths: np.ndarray, tables: np.ndarray) -> SpanStatistics:
+def _choose_rans(batch: list[Counted], lengths: np.ndarray, tables: np.ndarray, freqs: np.ndarray) -> set[int]:
+    """Return the tensors (`Counted.index`) whose cells rANS codes enough smaller, and fill the frequencies they need.
+
+    rANS decodes at about half the speed of a Huffman code. Of a float tensor only half the bytes are symbols, so there it
+    costs little; other types keep their Huffman codes (`docs/coders.md`).
+    """
+    chosen: set[int] = set()
+    wanted = np.zeros(len(tables), np.bool_)
+    start = 0
+    for c in batch:
+        if c.coder.is_float:
+            wanted[start : start + len(c.contexts)] = c.contexts >= 32 * c.n_sides
+        start += len(c.contexts)
+    if not wanted.any():
+        return chosen
+    counts = np.concatenate([c.counts for c in batch])
+    sums = sum_rows(counts[wanted], tables[wanted], len(lengths))
+    candidates = np.zeros_like(freqs)
+    for t in np.unique(tables[wanted]):
+        candidates[t] = normalized_freqs(sums[t])
+    start = 0
+    for c in batch:
+        mine = tables[start : start + len(c.contexts)]
+        start += len(c.contexts)
+        cells = c.contexts >= 32 * c.n_sides
+        if not c.coder.is_float or not cells.any():
+            continue
+        huffman = int(coded_bits(c.counts[cells], mine[cells], effective_lengths(lengths)).sum())
+        if huffman - rans_bits(c.counts[cells], mine[cells], candidates) > RANS_MIN_SAVING * 8 * c.source_bytes:
+            chosen.add(c.index)
+            freqs[mine[cells]] = candidates[mine[cells]]
+    return chosen
+
+
+def rans_bits(counts: np.ndarray, tables: np.ndarray, freqs: np.ndarray) -> int:
+    """Return the bits that rANS takes for some contexts, without states; exact to 1/65536 bit a symbol, rounded up."""
+    costs = np.zeros(freqs.shape, np.int64)
+    for t in np.unique(tables):
+        for s in np.flatnonzero(freqs[t]):
+            costs[t, s] = (12 << 16) - _log2(int(freqs[t, s]))
+    return int(coded_bits(counts, tables, costs).sum()) + 65535 >> 16
+
+
+_log2 = functools.lru_cache(maxsize=8192)(log2_q16)
+
+
+def _statistics(
+    c: Counted, lengths: np.ndarray, tables: np.ndarray, freqs: np.ndarray | None
+) -> SpanStatistics:
     bits = coded_bits(c.counts, tables, effective_lengths(lengths))
     cells = c.contexts >= 32 * c.n_sides
+    if freqs is not None:
+        bits[cells] = 0
+        bits[np.flatnonzero(cells)[0]] = rans_bits(c.counts[cells], tables[cells], freqs)
     wide = sum(n * b for name, n, b in c.coder.raw_planes if name in ("low", "sign_mantissa"))
     wide_bits = wide * (c.source_bytes // c.coder.row_bytes) * c.coder.n_blocks
     window_bits = c.forced_bits if c.coder.layout.forced == WINDOWED else 0
@@ -246,10 +309,11 @@ def _statistics(c: Counted, lengths: np.ndarray, tables: np.ndarray) -> SpanStat
 
 
 def _fill_unused(numbers: np.ndarray, used: np.ndarray) -> None:
-    """Give contexts that do not occur the number of the used one before them: runs compress well."""
-    last = np.zeros(len(numbers), np.int64)
-    last[used] = used
-    numbers[:] = numbers[np.maximum.accumulate(last)]
+    """Give contexts that do not occur the number of the used one before them (or the first): runs compress well."""
+    if used.size:
+        last = np.full(len(numbers), used[0], np.int64)
+        last[used] = used
+        numbers[:] = numbers[np.maximum.accumulate(last)]
 
 
 def sample_statistics(coder: TensorCoder, packed: np.ndarray) -> SpanStatistics:

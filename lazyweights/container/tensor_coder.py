@@ -27,6 +27,8 @@ from lazyweights.container.stream_layout import (
 N_SIDE_CONTEXTS = 32
 
 LOW_RAW, LOW_CODED = 0, 1
+HUFFMAN, RANS = 0, 1
+PROB_SCALE = 4096
 SIGN_CLEAR, SIGN_SET, SIGN_STORED = 0, 1, 2
 
 MAX_GROUP_BYTES = 1 << 26
@@ -58,6 +60,8 @@ class TensorPlan:
     cell_tables : ndarray of uint8, shape (512,)
     table_set : int
         Pool of tables the numbers refer to.
+    coder : int
+        HUFFMAN or RANS, for the cells; side symbols are always coded by Huffman codes.
     """
 
     modes: tuple[HalfMode, ...]
@@ -65,6 +69,7 @@ class TensorPlan:
     side_tables: np.ndarray
     cell_tables: np.ndarray
     table_set: int = 0
+    coder: int = 0
 
     @functools.cached_property
     def side_offsets(self) -> np.ndarray:
@@ -74,7 +79,7 @@ class TensorPlan:
     @functools.cached_property
     def cell_offsets(self) -> np.ndarray:
         """Table offset of each cell context, int32 (512,)."""
-        return self.cell_tables.astype(np.int32) * TABLE_SIZE
+        return self.cell_tables.astype(np.int32) * (PROB_SCALE if self.coder == RANS else TABLE_SIZE)
 
 
 @dataclass
@@ -409,9 +414,12 @@ class TensorCoder:
         return codes
 
     def encode(
-        self, packed: np.ndarray, plan: TensorPlan, entries: np.ndarray
+        self, packed: np.ndarray, plan: TensorPlan, entries: np.ndarray, freqs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encode packed rows; return (words, words of each group or -1, whether each group is not forced)."""
+        """Encode packed rows; return (words, words of each group or -1, whether each group is not forced).
+
+        `entries` and `freqs` are the encode entries of the table set, uint32 (n_tables, 256); `freqs` matter for RANS only.
+        """
         from lazyweights.container import group_encode
 
         arrays = self.split(packed, plan.bases[0] if plan.bases else 0)
@@ -422,7 +430,8 @@ class TensorCoder:
         out = np.empty(packed.size // 2 + 4096, np.uint32)
         n_words = group_encode.encode_groups(
             len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, arrays.raw_values, p.meta, p.sides,
-            p.halves, p.byte_fields, p.raws, p.levels, entries, plan.side_tables, plan.cell_tables, out, sizes, unforced,
+            p.halves, p.byte_fields, p.raws, p.levels, entries, plan.side_tables, plan.cell_tables,
+            freqs if plan.coder == RANS else freqs[:0], out, sizes, unforced,
         )
         return out[:n_words], sizes, unforced
 
@@ -437,6 +446,7 @@ class TensorCoder:
         kinds: np.ndarray,
         plan: TensorPlan,
         flat_tables: np.ndarray,
+        rans_tables: np.ndarray,
         packed: np.ndarray,
     ) -> np.ndarray:
         """Decode row groups into `packed`, uint8 (n_rows, row_bytes); return the status of each group.
@@ -459,7 +469,7 @@ class TensorCoder:
         symbol_layout = (stride, self.direct_offset or 0, direct)
         group_decode.decode_groups(
             n_rows, words, starts, sizes, kinds, p.meta, p.sides, p.halves, p.byte_fields, p.raws, p.levels, flat_tables,
-            plan.side_offsets, plan.cell_offsets, arrays.half_values,
+            plan.side_offsets, plan.cell_offsets, rans_tables if plan.coder == RANS else rans_tables[:0], arrays.half_values,
             arrays.byte_values, arrays.symbols, symbol_layout, arrays.raw_values, status,
         )
         if not direct:

@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 
 from lazyweights.blocks.types import GGML_TYPES
-from lazyweights.codecs import TABLE_SIZE, TILE_ROWS, canonical
+from lazyweights.codecs import TABLE_SIZE, TILE_ROWS, canonical, rans
 from lazyweights.container import unit_stream
 from lazyweights.container.coded_file import (
     CHUNK_BYTES,
@@ -24,6 +24,7 @@ from lazyweights.container.coded_file import (
     RAW,
     ZSTD,
     CodedSpan,
+    TableSet,
     checksum,
 )
 from lazyweights.container.header_filter import ItemArray, filter_chunk, unfilter_chunk
@@ -53,20 +54,39 @@ def tensor_coder(type_id: int, columns: int) -> TensorCoder:
 
 
 class Tables:
-    """A table set: code lengths uint8 (n_tables, 256), and what encoders and decoders make of them when first used."""
+    """A table set, and what encoders and decoders make of it when first used.
 
-    def __init__(self, lengths: np.ndarray) -> None:
-        self.lengths = lengths
+    Attributes
+    ----------
+    lengths : ndarray of uint8, shape (n_tables, 256)
+        Code lengths.
+    freqs : ndarray of uint16, shape (n_tables, 256)
+        Frequencies for rANS; a row of zeros where no tensor needs them.
+    """
+
+    def __init__(self, table_set: TableSet) -> None:
+        self.lengths = table_set.lengths
+        self.freqs = table_set.freqs
 
     @functools.cached_property
     def entries(self) -> np.ndarray:
-        """Encode entries, uint32 (n_tables, 256)."""
+        """Huffman encode entries, uint32 (n_tables, 256)."""
         return np.stack([canonical.codewords(row) for row in self.lengths])
 
     @functools.cached_property
     def flat(self) -> np.ndarray:
-        """Decode tables, uint16 (`canonical.decode_tables`)."""
+        """Huffman decode tables, uint16 (`canonical.decode_tables`)."""
         return canonical.decode_tables(self.lengths)
+
+    @functools.cached_property
+    def freq_entries(self) -> np.ndarray:
+        """rANS encode entries, uint32 (n_tables, 256)."""
+        return rans.freq_entries(self.freqs)
+
+    @functools.cached_property
+    def rans_flat(self) -> np.ndarray:
+        """rANS decode tables, uint32 (`rans.rans_tables`); empty where no table has frequencies."""
+        return rans.rans_tables(self.freqs) if self.freqs.any() else np.zeros(0, np.uint32)
 
 
 def encode_verbatim(data: bytes, arrays: list[ItemArray] | None = None, offset: int = 0) -> Unit:
@@ -139,7 +159,7 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
             payload = unit_stream.encode_group(arrays, rows, coder, entries)
             units.append(_unit(LOCKSTEP, payload, packed[rows]))
     else:
-        words, sizes, unforced = coder.encode(packed, span.plan, tables.entries)
+        words, sizes, unforced = coder.encode(packed, span.plan, tables.entries, tables.freq_entries)
         at = 0
         view = memoryview(words).cast("B")
         for g, n_words in enumerate(sizes.tolist()):
@@ -207,7 +227,8 @@ def decode_rows(
                          row_group=first_unit + int(np.argmax(odd)))
     if (stream_kinds < 2).any():
         status = coder.decode(
-            n_rows, words, (offsets // 4).astype(np.int64), sizes // 4, stream_kinds, span.plan, tables.flat, packed
+            n_rows, words, (offsets // 4).astype(np.int64), sizes // 4, stream_kinds, span.plan, tables.flat,
+            tables.rans_flat, packed,
         )
         if status.any():
             raise CodecError(

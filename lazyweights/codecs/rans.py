@@ -1,0 +1,281 @@
+"""rANS with 32 lanes (Duda, arXiv 1311.2540): frequencies, reference coder and numba kernels.
+
+States are 32-bit numbers in ``[2**16, 2**32)``; probabilities have 12 bits; renormalisation moves 16 bits at a time, at most
+once a symbol. The order of symbols is that of `lanes`: row phase, cell, position, lane. A *stack*: the encoder runs from the
+last symbol to the first and its output is reversed, so that the decoder runs forwards.
+
+A stream is the state of each lane that has a row (one 32-bit word, lane order), then 16-bit words in the order in which the
+decoder takes them: after each symbol, a lane whose state is below ``2**16`` takes the next one; two to a 32-bit word, the low
+half first.
+
+The encoder may start each lane in any state of ``[2**16, 2**17)``. That start is where the decoder ends, so its 16 low bits
+carry *tail bits* of the caller: the flush of 32 states costs 16 bits a lane, not 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit, uint32, uint64
+
+from lazyweights.codecs import ALPHABET_SIZE
+from lazyweights.codecs import vector_kernels as _vector
+from lazyweights.codecs.lanes import Row, _visits
+from lazyweights.errors import CodecError
+
+_VECTOR = _vector.AVAILABLE
+
+PROB_BITS = 12
+PROB_SCALE = 1 << PROB_BITS
+STATE_LOW = 1 << 16
+TAIL_BITS = 16
+
+
+def normalized_freqs(counts: np.ndarray) -> np.ndarray:
+    """Return frequencies that sum to 4096, at least 1 for each symbol that occurs.
+
+    Each count is scaled and rounded down (but to no less than 1); what is then missing goes to the symbols that gain most
+    from one step more, what is too much comes from those that lose least. Gains are compared as exact fractions, ties go to
+    the smaller symbol.
+
+    Parameters
+    ----------
+    counts : ndarray of int, shape (256,)
+
+    Returns
+    -------
+    ndarray of uint16, shape (256,)
+
+    Raises
+    ------
+    CodecError
+        If no symbol occurs.
+    """
+    values = [int(c) for c in counts]
+    total = sum(values)
+    if total == 0:
+        raise CodecError("frequencies of no symbols")
+    freqs = [max(c * PROB_SCALE // total, 1) if c else 0 for c in values]
+    used = [s for s, c in enumerate(values) if c]
+    # One step more for symbol s saves about counts[s] / freqs[s] (derivative of counts * log freqs).
+    while (missing := PROB_SCALE - sum(freqs)) != 0:
+        if missing > 0:
+            order = sorted(used, key=lambda s: (-values[s] * PROB_SCALE // freqs[s], s))
+            for s in order[:missing]:
+                freqs[s] += 1
+        else:
+            order = sorted((s for s in used if freqs[s] > 1), key=lambda s: (values[s] * PROB_SCALE // (freqs[s] - 1), s))
+            for s in order[:-missing]:
+                freqs[s] -= 1
+    return np.array(freqs, np.uint16)
+
+
+def check_freqs(freqs: np.ndarray) -> None:
+    """Raise CodecError unless the frequencies sum to 4096."""
+    total = int(freqs.astype(np.int64).sum())
+    if total != PROB_SCALE:
+        raise CodecError("the frequencies do not sum to 4096", expected=PROB_SCALE, found=total)
+
+
+def rans_tables(freqs: np.ndarray) -> np.ndarray:
+    """Return decode entries ``symbol | (freq - 1) << 8 | (slot - cum_freq) << 20``, flat, uint32 (n_tables * 4096,).
+
+    Parameters
+    ----------
+    freqs : ndarray of uint16, shape (n_tables, 256); a row of zeros gives a table of zeros
+    """
+    out = np.zeros((len(freqs), PROB_SCALE), np.uint32)
+    symbols = np.arange(ALPHABET_SIZE, dtype=np.uint32)
+    for t, row in enumerate(freqs):
+        if not row.any():
+            continue
+        check_freqs(row)
+        wide = row.astype(np.int64)
+        starts = np.cumsum(wide) - wide
+        bias = np.arange(PROB_SCALE) - np.repeat(starts, wide)
+        out[t] = np.repeat(symbols | (row.astype(np.uint32) - np.uint32(1)) << np.uint32(8), wide)
+        out[t] |= bias.astype(np.uint32) << np.uint32(20)
+    return out.reshape(-1)
+
+
+def encode_rans_reference(
+    rows: Sequence[Row], tables: Sequence[Sequence[int]], freqs: Sequence[Sequence[int]], tail: Sequence[int] = ()
+) -> tuple[list[int], list[int], int]:
+    """Encode a tile in plain Python; arguments as in `lanes.encode_lanes_reference`.
+
+    Returns
+    -------
+    (states, words, n_tail) : final state of each lane with a row, 16-bit words in decoding order, tail bits carried.
+    """
+    n_lanes = (len(rows) + 1) // 2
+    bits = list(tail[: TAIL_BITS * n_lanes])
+    n_tail = len(bits)
+    bits += [0] * (TAIL_BITS * n_lanes - n_tail)
+    states = [STATE_LOW | int("".join(map(str, bits[TAIL_BITS * k : TAIL_BITS * (k + 1)])), 2) for k in range(n_lanes)]
+    words: list[int] = []
+    for working, cell, position in reversed(list(_visits(rows))):
+        for row in reversed(working):
+            table = freqs[tables[row][cell]]
+            symbol = rows[row][cell][position]
+            freq = int(table[symbol])
+            if freq == 0:
+                raise CodecError("a symbol has no frequency in its table", found=symbol)
+            cum_freq = sum(int(f) for f in table[:symbol])
+            x = states[row // 2]
+            if x >= freq << 20:
+                words.append(x & 0xFFFF)
+                x >>= 16
+            states[row // 2] = (x // freq << PROB_BITS) + x % freq + cum_freq
+    return states, words[::-1], n_tail
+
+
+def decode_rans_reference(
+    states: Sequence[int],
+    words: Sequence[int],
+    cell_lengths: Sequence[int],
+    tables: Sequence[Sequence[int]],
+    freqs: Sequence[Sequence[int]],
+) -> tuple[list[list[list[int]]], list[int], int]:
+    """Inverse of `encode_rans_reference`; returns (rows, final states, words used).
+
+    Raises
+    ------
+    CodecError
+        If the words end too early.
+    """
+    rows = [[[0] * n for n in cell_lengths] for _ in tables]
+    lanes = list(states)
+    pointer = 0
+    for working, cell, position in _visits(rows):
+        for row in working:
+            table = freqs[tables[row][cell]]
+            x = lanes[row // 2]
+            slot = x & PROB_SCALE - 1
+            symbol = cum_freq = 0
+            while cum_freq + int(table[symbol]) <= slot:
+                cum_freq += int(table[symbol])
+                symbol += 1
+            rows[row][cell][position] = symbol
+            x = int(table[symbol]) * (x >> PROB_BITS) + slot - cum_freq
+            if x < STATE_LOW:
+                if pointer >= len(words):
+                    raise CodecError("the code stream ends too early", expected=pointer + 1, found=len(words))
+                x = x << 16 | words[pointer]
+                pointer += 1
+            lanes[row // 2] = x
+    return rows, lanes, pointer
+
+
+@njit(cache=True, nogil=True)
+def encode_rans(
+    symbols: np.ndarray,
+    strides: tuple,
+    tables: np.ndarray,
+    freqs: np.ndarray,
+    cell_length: int,
+    n_rows: int,
+    states: np.ndarray,
+    scratch: np.ndarray,
+) -> int:
+    """Encode one plane; return the number of 16-bit words, -1 where a symbol has no frequency, -2 where they do not fit.
+
+    Parameters
+    ----------
+    symbols, strides, tables, cell_length, n_rows : as in `lane_kernels.encode_cells`
+    freqs : uint32 (n_tables, 256), ``freq | cum_freq << 16``
+    states : uint32 (32,), start of each lane in, final state out
+    scratch : uint16, output: the words stand at its end, in decoding order
+    """
+    phase_stride, cell_stride, position_stride, lane_stride = strides
+    n_cells = tables.shape[1]
+    at = scratch.size
+    for phase in range(1, -1, -1):
+        n_lanes = (n_rows + 1 - phase) // 2
+        for cell in range(n_cells - 1, -1, -1):
+            for position in range(cell_length - 1, -1, -1):
+                base = phase * phase_stride + cell * cell_stride + position * position_stride
+                if at < n_lanes:
+                    return -2
+                for lane in range(n_lanes - 1, -1, -1):
+                    entry = freqs[tables[phase, cell, lane], symbols[base + lane * lane_stride]]
+                    freq = entry & uint32(0xFFFF)
+                    if freq == 0:
+                        return -1
+                    x = states[lane]
+                    if uint64(x) >= uint64(freq) << uint64(20):
+                        at -= 1
+                        scratch[at] = x & uint32(0xFFFF)
+                        x = x >> uint32(16)
+                    q = x // freq
+                    states[lane] = (q << uint32(12)) + (x - q * freq) + (entry >> uint32(16))
+    return scratch.size - at
+
+
+@njit(cache=True, nogil=True)
+def decode_rans_scalar(
+    words: np.ndarray,
+    limit: int,
+    tables: np.ndarray,
+    offsets: np.ndarray,
+    cell_length: int,
+    n_lanes: int,
+    out: np.ndarray,
+    states: np.ndarray,
+    pos: np.ndarray,
+) -> None:
+    """Decode one phase of a plane.
+
+    Parameters
+    ----------
+    words : uint16; words past `limit` read as zero
+    tables : uint32 of `rans_tables`; `offsets` int32 (cells, 32), where the table of each cell starts
+    out : uint32 (cells, quads, 32), four symbols to a word
+    states : uint32 (32,); pos : int64 (1,), the next word to take
+    """
+    p = pos[0]
+    for cell in range(offsets.shape[0]):
+        for position in range(cell_length):
+            quad = position >> 2
+            shift = uint32((position & 3) * 8)
+            for lane in range(n_lanes):
+                x = states[lane]
+                entry = tables[np.int64(offsets[cell, lane]) + np.int64(x & uint32(4095))]
+                x = (((entry >> uint32(8)) & uint32(4095)) + uint32(1)) * (x >> uint32(12)) + (entry >> uint32(20))
+                if x < uint32(65536):
+                    word = uint32(0)
+                    if p < limit:
+                        word = uint32(words[p])
+                    p += 1
+                    x = (x << uint32(16)) | word
+                states[lane] = x
+                if shift == 0:
+                    out[cell, quad, lane] = entry & uint32(255)
+                else:
+                    out[cell, quad, lane] |= (entry & uint32(255)) << shift
+    pos[0] = p
+
+
+@njit(cache=True, nogil=True)
+def decode_rans_phase(
+    words: np.ndarray,
+    limit: int,
+    tables: np.ndarray,
+    offsets: np.ndarray,
+    cell_length: int,
+    n_lanes: int,
+    out: np.ndarray,
+    states: np.ndarray,
+    pos: np.ndarray,
+) -> None:
+    """Decode one phase of a plane with the fastest kernel for it; arguments as for `decode_rans_scalar`."""
+    if _VECTOR and n_lanes == 32 and limit >= 32:
+        _vector.decode_rans_full(words, limit, tables, offsets, cell_length, out, states, pos)
+    else:
+        decode_rans_scalar(words, limit, tables, offsets, cell_length, n_lanes, out, states, pos)
+
+
+def freq_entries(freqs: np.ndarray) -> np.ndarray:
+    """Return encode entries ``freq | cum_freq << 16``, uint32, of frequencies uint16 (n_tables, 256)."""
+    wide = freqs.astype(np.uint32)
+    return wide | (np.cumsum(wide, axis=1, dtype=np.uint32) - wide) << np.uint32(16)
