@@ -89,6 +89,24 @@ def _seeds(group_counts: np.ndarray, n_tables: int) -> np.ndarray:
     return np.stack(seeds)
 
 
+def _constant_tables(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return a one-symbol table for each symbol whose constant contexts would gain from it, uint8 (n, 256).
+
+    A quantizer that shares its step sizes makes such contexts, a different constant in each tensor; the sums of groups do
+    not show them.
+    """
+    constant = np.flatnonzero((counts > 0).sum(axis=1) == 1)
+    if not constant.size:
+        return np.zeros((0, counts.shape[1]), np.uint8)
+    symbols = counts[constant].argmax(axis=1)
+    lost = np.bincount(symbols, _sizes(counts[constant], lengths).min(axis=1), minlength=counts.shape[1])
+    order = np.argsort(-lost, kind="stable")
+    wanted = [s for s in order[: MAX_TABLES - len(lengths)].tolist() if lost[s] > TABLE_COST_BITS]
+    tables = np.zeros((len(wanted), counts.shape[1]), np.uint8)
+    tables[np.arange(len(wanted)), wanted] = 1
+    return tables
+
+
 def build_pool(
     counts: np.ndarray, groups: np.ndarray, n_tables: int = 64, n_rounds: int = 3
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +119,7 @@ def build_pool(
     groups : ndarray of int, shape (n_contexts,)
         Contexts that mean the same in different tensors share a group; the search starts from the groups' sums.
     n_tables : int
-        Most tables of the pool, at most MAX_TABLES. More make the file a little smaller, but then the tables in use no
+        Most tables of the pool, at most MAX_TABLES; one-symbol tables come on top. More make the file a little smaller, but then the tables in use no
         longer fit the processor's first cache, and decoding slows down (`docs/speed.md`).
     n_rounds : int
         Rounds of assignment and rebuilding.
@@ -115,6 +133,7 @@ def build_pool(
     _, group_of = np.unique(groups, return_inverse=True)
     group_counts = sum_rows(counts, group_of, int(group_of.max()) + 1)
     lengths = _seeds(group_counts, n_tables)
+    lengths = np.concatenate([lengths, _constant_tables(counts, lengths)])
     for _ in range(n_rounds):
         table_of = _sizes(counts, lengths).argmin(axis=1)
         lengths, table_of = _rebuild(counts, table_of)

@@ -397,7 +397,8 @@ def decode_groups(
         for k in range(partner - g + 1):
             status[g + k] = _finish_group(
                 rows, first + 64 * k, sizes[g + k], words[starts[g + k] :], pos[k] - starts[g + k], forced, nibbles,
-                positions[k], buf[k], held[k], states[: (rows + 1) // 2 if by_rans else 0], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, k, raw,
-                low, lane_values, half_values, byte_values, symbols, symbol_layout, raw_values,
+                positions[k], buf[k], held[k], states[: (rows + 1) // 2 if by_rans else 0], meta, sides, halves,
+                byte_fields, raws, side, side_at, n_streams, k, raw, low, lane_values, half_values, byte_values, symbols,
+                symbol_layout, raw_values,
             )
         g = partner + 1

@@ -48,7 +48,8 @@ class Encoder:
 
     def plane(self, symbols, tables, entries, n_rows) -> int:
         _, n_cells, cell_length = symbols.shape
-        return self.strided(symbols, (n_cells * cell_length, cell_length, 1, 2 * n_cells * cell_length), tables, entries, cell_length, n_rows)
+        strides = (n_cells * cell_length, cell_length, 1, 2 * n_cells * cell_length)
+        return self.strided(symbols, strides, tables, entries, cell_length, n_rows)
 
     def strided(self, symbols, strides, tables, entries, cell_length, n_rows) -> int:
         return lane_kernels.encode_cells(
@@ -89,7 +90,10 @@ def entries_of(lengths: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("n_rows", "n_cells", "cell_length"), [(64, 5, 31), (64, 3, 16), (63, 4, 15), (33, 2, 30), (32, 2, 8), (2, 1, 1), (1, 7, 2), (31, 1, 33)])
+@pytest.mark.parametrize(
+    ("n_rows", "n_cells", "cell_length"),
+    [(64, 5, 31), (64, 3, 16), (63, 4, 15), (33, 2, 30), (32, 2, 8), (2, 1, 1), (1, 7, 2), (31, 1, 33)],
+)
 def test_kernels_equal_reference(backend, n_rows, n_cells, cell_length):
     rng = np.random.default_rng(n_rows * 100 + cell_length)
     lengths = make_pool(rng, 4, 256)
@@ -248,3 +252,44 @@ def test_sizes_stay_near_the_ideal_code_length():
         tile = np.ascontiguousarray(pairs[:, column : column + 128])
         lockstep_bits += 32 * 32 * lane_kernels.encode_lockstep(tile, canonical.codewords(lengths), words)
     assert lockstep_bits <= 1.04 * ideal_bits
+
+
+@pytest.mark.skipif(not vector_kernels.AVAILABLE, reason="this CPU has no AVX-512 VBMI2")
+@pytest.mark.parametrize(("cell_length", "nibbles"), [(31, False), (30, False), (16, False), (15, True), (64, False)])
+def test_pair_kernels_equal_scalar(cell_length, nibbles):
+    """Two row groups at a time: vector and scalar kernels write the same rows, forced nibbles put back or not."""
+    rng = np.random.default_rng(cell_length)
+    lengths = make_pool(rng, 4, 256)
+    flat, entries = canonical.decode_tables(lengths), entries_of(lengths)
+    n_cells = 5
+    streams, tiles, tables = [], [], []
+    for _ in range(2):
+        symbols, table = random_tile(rng, lengths, 64, n_cells, cell_length)
+        encoder = Encoder(60000)
+        assert encoder.plane(symbols, table, entries, 64) == lane_kernels.OK
+        encoder.finish(np.zeros(1, np.uint8), 0)
+        streams.append(encoder.words[: encoder.pos[0]])
+        tiles.append(symbols)
+        tables.append(table)
+    words = np.concatenate([*streams, np.zeros(64, np.uint32)])
+    stride = -(-cell_length // 16) * 16
+    row_bytes = n_cells * stride
+    positions = rng.integers(0, 1024, (2, 2, n_cells, 32)).astype(np.int32)
+    results = []
+    for decode in (lane_kernels._decode_cells_pair_scalar, vector_kernels.decode_cells_pair):
+        out = np.zeros(2 * 64 * row_bytes, np.uint8)
+        buf, held = np.zeros((2, 32), np.uint64), np.zeros((2, 32), np.int32)
+        pos = np.array([0, streams[0].size], np.int64)
+        for phase in range(2):
+            offsets = np.stack([t[phase] for t in tables]).astype(np.int32) * 2048
+            bases = np.array([phase * row_bytes, (64 + phase) * row_bytes], np.int64)
+            strides = np.array([2 * row_bytes, stride], np.int64)
+            decode(
+                words, words.size, flat, offsets, cell_length, out, bases, strides, nibbles, positions[phase], buf, held, pos
+            )
+        assert (pos - [0, streams[0].size]).tolist() == [s.size for s in streams]
+        results.append(out.reshape(2, 64, n_cells, stride))
+    keep = 16 if nibbles else cell_length
+    np.testing.assert_array_equal(results[0][..., :keep], results[1][..., :keep])
+    if not nibbles:
+        np.testing.assert_array_equal(results[0][..., :cell_length], np.stack(tiles))
