@@ -119,8 +119,8 @@ def build_pool(
     groups : ndarray of int, shape (n_contexts,)
         Contexts that mean the same in different tensors share a group; the search starts from the groups' sums.
     n_tables : int
-        Most tables of the pool, at most MAX_TABLES; one-symbol tables come on top. More make the file a little smaller, but then the tables in use no
-        longer fit the processor's first cache, and decoding slows down (`docs/speed.md`).
+        Tables the search starts from, at most MAX_TABLES; tables for constant contexts come on top. More make the file a
+        little smaller, but then those in use no longer fit the processor's first cache, and decoding slows down.
     n_rounds : int
         Rounds of assignment and rebuilding.
 

@@ -36,7 +36,7 @@ def check_pool(counts: np.ndarray, groups: np.ndarray, **options: int) -> tuple[
     assert lengths.shape[1] == 256
     assert table_of.shape == (len(counts),)
     assert sorted(set(table_of.tolist())) == list(range(len(lengths))), "a table is not used, or not there"
-    assert len(lengths) <= min(options.get("n_tables", MAX_TABLES), MAX_TABLES)
+    assert len(lengths) <= MAX_TABLES
     for row in lengths:
         check_lengths(row)
     for t in range(len(lengths)):
