@@ -53,16 +53,6 @@ _LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
 
 
 @njit(inline="always")
-def _load64(symbols: np.ndarray, row: int, at: int) -> int:
-    k = np.uint64(at)
-    r = np.uint64(row)
-    word = uint64(0)
-    for i in range(np.uint64(8)):
-        word |= uint64(symbols[r, k + i]) << (uint64(8) * i)
-    return word
-
-
-@njit(inline="always")
 def _zero_bytes(word: int) -> int:
     """Mark zero bytes with their top bit; exact up to and including the first one."""
     return (word - uint64(_ONES)) & ~word & uint64(_HIGHS)
@@ -74,10 +64,10 @@ def _first_byte(marks: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _find_byte(symbols: np.ndarray, row: int, at: int, value: int, other: int) -> int:
-    """Index of the first of 32 bytes that is `value` or `other`, or -1."""
+def _find_byte(words: np.ndarray, at: int, value: int, other: int) -> int:
+    """Index of the first of 32 bytes (from word `at` on) that is `value` or `other`, or -1."""
     for part in range(4):
-        word = _load64(symbols, row, at + 8 * part)
+        word = words[np.uint64(at + part)]
         marks = _zero_bytes(word ^ (uint64(value) * uint64(_ONES)))
         marks |= _zero_bytes(word ^ (uint64(other) * uint64(_ONES)))
         if marks:
@@ -101,25 +91,29 @@ def _find_nibble(first_word: int, second_word: int, value: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _find_forced(symbols: np.ndarray, row: int, at: int, forced: int, width: int) -> int:
-    """Where the forced codes of a block are, as `take_forced` stores it; -1 where one is missing."""
+def _find_forced(symbols: np.ndarray, words: np.ndarray, row: int, at: int, forced: int, width: int) -> int:
+    """Where the forced codes of a block are, as `take_forced` stores it; -1 where one is missing.
+
+    `words` are the same bytes as `symbols`, eight to a word.
+    """
+    word_at = (row * symbols.shape[1] + at) >> 3
     if forced == 3:
-        first = _find_byte(symbols, row, at, 127, 129)
+        first = _find_byte(words, word_at, 127, 129)
         return first << 1 | symbols[row, at + first] >> 7 if first >= 0 else -1
     if forced == 1:
-        return _find_byte(symbols, row, at, 0, 0)
+        return _find_byte(words, word_at, 0, 0)
     if width == 32:
-        first = _find_byte(symbols, row, at, 0, 0)
+        first = _find_byte(words, word_at, 0, 0)
         if first < 0:
             return -1
         moved = symbols[row, at + first]
         symbols[row, at + first] = symbols[row, at + 30]
         symbols[row, at + 30] = moved
-        second = _find_byte(symbols, row, at, 31, 31)
+        second = _find_byte(words, word_at, 31, 31)
         symbols[row, at + 30] = symbols[row, at + first]
         symbols[row, at + first] = moved
         return first << 5 | second if second >= 0 else -1
-    low, high = _load64(symbols, row, at), _load64(symbols, row, at + 8)
+    low, high = words[np.uint64(word_at)], words[np.uint64(word_at + 1)]
     first = _find_nibble(low, high, 0)
     if first < 0:
         return -1
@@ -148,9 +142,10 @@ def take_forced(symbols: np.ndarray, meta: np.ndarray, positions: np.ndarray) ->
     n_rows = symbols.shape[0]
     n_blocks = meta[0]
     width = meta[2]
+    words = symbols.reshape(symbols.size).view(np.uint64)
     for row in range(n_rows):
         for block in range(n_blocks):
-            position = _find_forced(symbols, row, block * width, forced, width)
+            position = _find_forced(symbols, words, row, block * width, forced, width)
             if position < 0:
                 return False
             positions[position_index(row, block, n_rows, n_blocks)] = position
