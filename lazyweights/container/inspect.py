@@ -141,6 +141,7 @@ def _inspect_coded(path: str, max_array: int | None) -> FileReport:
         metadata = read_metadata(header, max_array=max_array)
         sizes = (layout.sizes + 3) & ~np.int64(3)
         first_unit = {i: unit for i, _, unit, _ in layout.spans()}
+        span_offset = {i: offset for i, _, _, offset in layout.spans()}
         reports = []
         in_tensors = 0
         for t in layout.head.tensors:
@@ -157,11 +158,12 @@ def _inspect_coded(path: str, max_array: int | None) -> FileReport:
                     )
                 )
             else:
-                in_tensors += t.n_bytes
+                coded = _verbatim_share(layout, first_unit[t.span], span, t.offset - span_offset[t.span], t.n_bytes)
+                in_tensors += coded
                 reports.append(
                     TensorReport(
-                        t.name, type_name(t.type_id), t.shape, n_weights, t.n_bytes, t.n_bytes, None, None,
-                        8 * t.n_bytes / max(n_weights, 1),
+                        t.name, type_name(t.type_id), t.shape, n_weights, t.n_bytes, coded, None, None,
+                        8 * coded / max(n_weights, 1),
                     )
                 )
         version = int.from_bytes(header[4:8], "little") if len(header) >= 8 else 0
@@ -171,6 +173,16 @@ def _inspect_coded(path: str, max_array: int | None) -> FileReport:
             max(layout.file_size - in_tensors, 0), metadata, tuple(reports), False, None, len(header),
             int(metadata.get("general.alignment", 32)) if isinstance(metadata.get("general.alignment", 32), int) else 32,
         )
+
+
+def _verbatim_share(layout: coded_file.Layout, first_unit: int, span: coded_file.CodedSpan, at: int, n_bytes: int) -> int:
+    """Payload bytes that stand for bytes ``at .. at + n_bytes`` of a verbatim span: each chunk's shared out by length."""
+    total = 0
+    for unit in range(at // coded_file.CHUNK_BYTES, -(-(at + n_bytes) // coded_file.CHUNK_BYTES)):
+        start = unit * coded_file.CHUNK_BYTES
+        inside = min(at + n_bytes, start + coded_file.CHUNK_BYTES) - max(at, start)
+        total += int(layout.sizes[first_unit + unit]) * inside // span.unit_bytes(unit)
+    return total
 
 
 def _inspect_gguf(

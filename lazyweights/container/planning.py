@@ -133,7 +133,15 @@ def reduce_counts(index: int, coder: TensorCoder, counts: Counts, n_rows: int, l
 def _code_counts(coder: TensorCoder, counts: Counts) -> np.ndarray:
     """Counts of the codes themselves (or of the coded part of wide codes), int64 (256,)."""
     layout = coder.layout
-    symbols = coder.code_counts(counts.cells.sum(axis=0, dtype=np.int64))
+    plain = counts.cells.sum(axis=0, dtype=np.int64)
+    if layout.forced == WINDOWED:  # of exponents: a windowed code is an exponent and three mantissa bits
+        plain = counts.cells[N_CELL_CONTEXTS:].sum(axis=0, dtype=np.int64)
+        windowed = counts.cells[:N_CELL_CONTEXTS].sum(axis=0, dtype=np.int64)
+        if counts.forced[0]:
+            np.add.at(plain, counts.bases[0] + (np.arange(256) >> 3), windowed)
+        else:
+            plain += windowed
+    symbols = coder.code_counts(plain)
     n, negative = int(counts.forced[0]), int(counts.forced[1])
     if layout.forced in (FORCED_MIN, FORCED_MIN_MAX):
         symbols[0] += n
@@ -301,8 +309,7 @@ def _statistics(
         bits[np.flatnonzero(cells)[0]] = rans_bits(c.counts[cells], tables[cells], freqs)
     wide = sum(n * b for name, n, b in c.coder.raw_planes if name in ("low", "sign_mantissa"))
     wide_bits = wide * (c.source_bytes // c.coder.row_bytes) * c.coder.n_blocks
-    window_bits = c.forced_bits if c.coder.layout.forced == WINDOWED else 0
-    entropy = (entropy_bits_q16(c.code_counts) >> 16) + wide_bits + window_bits
+    entropy = (entropy_bits_q16(c.code_counts) >> 16) + wide_bits
     return SpanStatistics(
         1000 * entropy // c.n_weights, int(bits[cells].sum()) + c.forced_bits + wide_bits, int(bits.sum()) + c.raw_bits
     )

@@ -34,6 +34,11 @@ from lazyweights.errors import ChecksumError, CodecError, FormatError
 HEADER_LEVEL, OTHER_LEVEL = 12, 3
 """zstd levels: the GGUF header is worth more work than other verbatim bytes, which are mostly incompressible."""
 
+SKIPPED_GROUP = 2
+_STREAM_KINDS = np.full(16, SKIPPED_GROUP, np.uint8)
+_STREAM_KINDS[CODED], _STREAM_KINDS[CODED_UNFORCED] = 0, 1
+"""Kinds of units to kinds of row groups in `group_decode` (which loads numba, so it is not imported here)."""
+
 READ_AHEAD_WORDS = 64
 """Words behind a payload that a decoder may read."""
 
@@ -218,24 +223,20 @@ def decode_rows(
     assert span.plan is not None
     coder = tensor_coder(span.type_id, span.shape[0])
     n_rows = len(packed)
-    stream_kinds = np.full(len(kinds), 2, np.uint8)
-    stream_kinds[kinds == CODED] = 0
-    stream_kinds[kinds == CODED_UNFORCED] = 1
-    odd = (stream_kinds < 2) & (sizes % 4 != 0)
-    if odd.any():
-        raise CodecError("a code stream is no whole number of words", tensor=span.name,
-                         row_group=first_unit + int(np.argmax(odd)))
-    if (stream_kinds < 2).any():
+    stream_kinds = _STREAM_KINDS[kinds]
+    skipped = np.flatnonzero(stream_kinds == SKIPPED_GROUP)
+    if skipped.size < len(kinds):
+        n_words = sizes >> 2
+        ragged = (n_words << 2 != sizes) & (stream_kinds != SKIPPED_GROUP)
         status = coder.decode(
-            n_rows, words, (offsets // 4).astype(np.int64), sizes // 4, stream_kinds, span.plan, tables.flat,
-            tables.rans_flat, packed,
+            n_rows, words, offsets >> 2, n_words, stream_kinds, span.plan, tables.flat, tables.rans_flat, packed
         )
-        if status.any():
+        if status.any() or ragged.any():
             raise CodecError(
                 "a code stream does not have the length that its row group says", tensor=span.name,
-                row_group=first_unit + int(np.argmax(status != 0)),
+                row_group=first_unit + int(np.argmax((status != 0) | ragged)),
             )
-    for g in np.flatnonzero(stream_kinds == 2).tolist():
+    for g in skipped.tolist():
         rows = packed[TILE_ROWS * g : TILE_ROWS * (g + 1)]
         payload = words.view(np.uint8)[int(offsets[g]) : int(offsets[g]) + int(sizes[g])]
         if kinds[g] == RAW:
