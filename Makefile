@@ -36,9 +36,18 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
+# A peer that is not to be had is left out, and the JSON says so. ZipNN brings PyTorch; `make bench PEERS=` does without it.
+PEERS ?= zipnn
+BENCHMARKS := sizes type_sizes codec_speed random_access memory coders
+
 bench: $(VENV)/.installed-test
-	$(PY) $(MODELS) --optional smollm2 gemma
-	set -e; for script in benchmarks/*_speed.py; do echo "== $$script"; $(PY) $$script; done
+	for peer in $(PEERS); do \
+	  $(PY) -m pip install --quiet --disable-pip-version-check $$peer || echo "$$peer is not to be had: it is left out"; \
+	done
+	$(PY) $(MODELS) --optional smollm2 gemma reference-f16 reference-bf16
+	$(PY) benchmarks/blocks_speed.py
+	set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(PY) benchmarks/$$name.py; done
+	$(PY) benchmarks/tables.py
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import io
-import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ import zstandard
 from numba import njit
 
 from lazyweights.blocks import GGML_TYPES, TYPE_BY_NAME, Planes, join, split
-from lazyweights.codecs import lane_kernels
-from lazyweights.container import coded_file
+from lazyweights.codecs import lane_kernels, rans
+from lazyweights.container import coded_file, group_decode
 from lazyweights.container.coded_file import HEADER, HEADER_BYTES, UNIT_DTYPE, CodedSpan, Head, Layout
 from lazyweights.container.decoder import decode_stream, read_layout
 from lazyweights.container.encoder import encode_file
@@ -101,7 +100,8 @@ def mixed_gguf(seed: int = 0) -> bytes:
     q4_1 = TYPE_BY_NAME["Q4_1"].type_id
     data = tensor_bytes(q4_1, (64, 140), rng)
     # The second row group loses its forced codes.
-    unforced = change_plane(q4_1, data, (64, 140), codes=lambda c: np.where(np.arange(140)[:, None] // 64 == 1, c // 2, c))
+    second = np.arange(140)[:, None] // 64 == 1
+    unforced = change_plane(q4_1, data, (64, 140), codes=lambda codes: np.where(second, codes // 2, codes))
     add("blk.0.attn_k.weight", "Q4_1", (64, 140), unforced)
     add("blk.0.attn_v.weight", "Q8_0", (32, 65))
     add("blk.0.attn_output.weight", "Q6_K", (256, 9))
@@ -111,24 +111,32 @@ def mixed_gguf(seed: int = 0) -> bytes:
     add("blk.0.ffn_norm.weight", "F32", (33,))
     add("blk.0.attn_norm.weight", "BF16", (576, 3))
     tensors.append(("rope_freqs.weight", TYPE_BY_NAME["I8"].type_id, (700,), rng.bytes(700)))
-    metadata = {"general.architecture": "llama", "tokenizer.ggml.tokens": [f"token{i}" for i in range(60)]}
+    metadata = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.tokens": [*(f"token{i}" for i in range(400)), "long " * 60, ""],
+        "tokenizer.ggml.scores": -np.arange(402, dtype=np.float32),
+    }
     return build_gguf(tensors, metadata, tail=b"tail" * 3000)
 
 
-@functools.cache
-def scalar_decode_groups() -> tuple[Any, Any]:
-    """Return (module, function): `decode_groups` built on the scalar lane kernels, and the module to put it in.
+SCALAR_KERNELS = {
+    "decode_cells_phase": lane_kernels._decode_cells_scalar,
+    "decode_side_phase": lane_kernels._decode_side_scalar,
+    "decode_cells_pair": lane_kernels._decode_cells_pair_scalar,
+    "decode_side_pair": lane_kernels._decode_side_pair_scalar,
+    "decode_rans_phase": rans.decode_rans_scalar,
+}
+"""What runs where the CPU has no vector kernels."""
 
-    Where the CPU has no vector kernels this is what runs anyway. Not cached: the cache would mix up the two.
-    """
-    scalar = {"decode_cells_phase": lane_kernels._decode_cells_scalar, "decode_side_phase": lane_kernels._decode_side_scalar}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("lazyweights.container.") and "decode_groups" in vars(module):
-            function = module.decode_groups.py_func
-            assert set(scalar) <= set(function.__globals__), "the kernels have other names now"
-            twin = types.FunctionType(function.__code__, {**function.__globals__, **scalar}, function.__name__)
-            return module, njit(nogil=True)(twin)
-    raise AssertionError("decode_groups is in no loaded module")
+
+@functools.cache
+def scalar_decode_groups() -> Any:
+    """Return `group_decode.decode_groups` on the scalar lane kernels. Not cached on disk: that would mix up the two."""
+    function = group_decode.decode_groups.py_func
+    used = {name for name in function.__globals__ if name.startswith("decode_")} - {"decode_groups"}
+    assert used == set(SCALAR_KERNELS), "the kernels of decode_groups have other names now"
+    twin = types.FunctionType(function.__code__, {**function.__globals__, **SCALAR_KERNELS}, function.__name__)
+    return njit(nogil=True)(twin)
 
 
 @dataclass

@@ -107,7 +107,13 @@ def test_metadata(every_type: Sample) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    [b"GGUF", b"GGUF\x03\x00\x00\x00", build_gguf([]), build_gguf([], plausible_metadata()), b"GGUF" + bytes(range(256))],
+    [
+        b"GGUF",
+        b"GGUF\x03\x00\x00\x00",
+        build_gguf([]),
+        build_gguf([], plausible_metadata()),
+        b"GGUF" + bytes(range(256)),
+    ],
     ids=["magic", "version", "empty", "header", "nonsense"],
 )
 def test_file_without_tensors(source: bytes, tmp_path: Path) -> None:
@@ -244,7 +250,10 @@ def test_unknown_names(opened: CodedFile) -> None:
 
 @pytest.mark.parametrize(
     ("start", "stop", "outer"),
-    [(-1, 1, 0), (0, 131, 0), (5, 4, 0), (131, 131, 0), (0, 1, 3), (0, 1, -1), (-2, -1, 0), (0, 1 << 70, 0), (0, 1, 1 << 70)],
+    [
+        *((start, stop, 0) for start, stop in [(-1, 1), (0, 131), (5, 4), (131, 131), (-2, -1), (0, 1 << 70)]),
+        *((0, 1, outer) for outer in (3, -1, 1 << 70)),
+    ],
 )
 def test_rows_that_are_not_there(opened: CodedFile, start: int, stop: int, outer: int) -> None:
     with pytest.raises(IndexError, match="'b'"):

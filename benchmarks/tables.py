@@ -1,0 +1,260 @@
+"""Tables of the documentation, from the JSON of the benchmarks.
+
+Usage: python benchmarks/tables.py [--check]
+
+Fills ``<!-- table: NAME -->`` ... ``<!-- /table -->`` in README.md and docs/*.md; NAME is a key of `TABLES`. A table whose
+benchmark has no JSON in benchmarks/results yet is left alone. ``--check`` writes nothing and exits with 1 if a table is not
+what the JSON says. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RESULTS = REPOSITORY / "benchmarks" / "results"
+
+MARKER = re.compile(r"<!-- table: ([\w-]+) -->\n(.*?)<!-- /table -->", re.DOTALL)
+OPENING, CLOSING = re.compile(r"<!-- table:"), re.compile(r"<!-- /table -->")
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the first `n_text` columns are text, the others numbers."""
+
+    header: list[str]
+    rows: list[list[str]]
+    note: str
+    n_text: int = 1
+
+    def markdown(self) -> str:
+        """The table and its note as Markdown."""
+        align = [":--" if i < self.n_text else "--:" for i in range(len(self.header))]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (self.header, *self.rows)]
+        return "\n".join([lines[0], "|" + "|".join(align) + "|", *lines[1:], "", f"*{self.note}*", ""])
+
+
+def provenance(result: Result) -> str:
+    """Where a result comes from, in a line."""
+    machine = result["machine"]
+    commit = (result["commit"] or "unknown")[:8] + ("+" if result["modified"] else "")
+    return f"{machine['processor']}, {machine['cores']} cores; commit {commit}, {result['date']}"
+
+
+def megabytes(n_bytes: float | None) -> str:
+    """Bytes as MB."""
+    return "–" if n_bytes is None else f"{n_bytes / 1e6:,.2f}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage."""
+    return "–" if share is None else f"{100 * share:.2f}"
+
+
+def sizes(result: Result) -> Table:
+    """Whole files."""
+    peers = ("unit", "zstd -3", "zstd -19", "xz -9", "zipnn")
+    names = ("`unit`", "zstd -3", "zstd -19", "xz -9", "ZipNN")
+    rows = [
+        [
+            row["label"], megabytes(row["bytes"]), f"**{megabytes(row['sizes']['dense'])}**",
+            *(megabytes(row["sizes"].get(peer)) for peer in peers),
+            f"{row['bpw_before']:.3f} → {row['bpw_after']:.3f}", f"{percent(row['saving'])} %",
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    header = ["model", "source", "`dense`", *names, "bits per weight", "saved"]
+    return Table(header, rows, f"MB (10^6 bytes), whole files, everything counted. {provenance(result)}")
+
+
+def types(result: Result) -> Table:
+    """Sizes by type, in percent of the raw bytes."""
+    columns = ("order0", "order0_all", "ours", "zstd -19", "xz -9")
+    rows = []
+    for row in result["rows"]:
+        shares = {c: row[c] / row["raw"] if c in row else None for c in columns}
+        cells = {c: percent(share) for c, share in shares.items()}
+        cells["ours"] = f"**{cells['ours']}**" + (" †" if row["over_order0"] else "")
+        rows.append([row["type"], row["data"], f"{row['raw']:,}", *cells.values()])
+    note = (
+        "Percent of the raw bytes. Order 0: of the codes, other planes raw; of all planes: no coder reaches it. "
+        f"Ours: payload and index; † where that is above the order 0 of the codes. {provenance(result)}"
+    )
+    header = ["type", "data", "bytes", "order 0,<br>codes", "order 0,<br>all planes", "ours", "zstd -19", "xz -9"]
+    return Table(header, rows, note, 2)
+
+
+def _range(spread: Result, digits: int) -> str:
+    return f"{spread['median']:.{digits}f} ({spread['min']:.{digits}f}–{spread['max']:.{digits}f})"
+
+
+def speed(result: Result) -> Table:
+    """Decoding and encoding."""
+    labels = {key: model["label"] for key, model in result["models"].items()}
+    rows = []
+    for row in result["rows"]:
+        ratio = row.get("ours_vs_this")
+        is_ours = row["codec"] == "lazyweights"
+        rows.append([
+            labels[row["model"]], f"{row['verb']}, {row['way']}", f"**{row['codec']}**" if is_ours else row["codec"], "1",
+            _range(row["mb_per_s"], 0), f"{ratio['ratio_of_medians']:.2f}" if ratio else "1",
+            f"{ratio['pairwise']['min']:.2f}–{ratio['pairwise']['max']:.2f}" if ratio else "",
+        ])  # fmt: skip
+    for row in result["slow_peers"]:
+        what = f"encode, {row['slice_bytes'] / 2**20:.0f} MiB slice, one run"
+        rows.append([labels[row["model"]], what, row["codec"], "1", f"{row['mb_per_s']:.1f}", "", ""])
+    for row in result["scaling"]:
+        ratio = row["two_vs_one"]
+        rows.append([
+            labels[row["model"]], f"{row['verb']}, library", "**lazyweights**", "2", _range(row["threads_2"], 0),
+            f"{ratio['ratio_of_medians']:.2f} × one thread",
+            f"{ratio['pairwise']['min']:.2f}–{ratio['pairwise']['max']:.2f}",
+        ])  # fmt: skip
+    runs = max((row["mb_per_s"]["runs"] for row in result["rows"]), default=0)
+    note = (
+        f"MB/s are 10^6 source bytes per second: median (min–max) of {runs} runs that alternate with the peers'; one thread "
+        f"means one core. {provenance(result)}"
+    )
+    header = ["model", "what", "codec", "threads", "MB/s", "ours ÷ this,<br>medians", "run by run"]
+    return Table(header, rows, note, 3)
+
+
+def random_access(result: Result) -> Table:
+    """Row groups."""
+    rows = []
+    for model in result["models"].values():
+        for tensor in model["tensors"]:
+            times = tensor["microseconds"]
+            ours, payload = times["ours"], tensor["payload_bytes"]["median"]
+            rows.append([
+                model["label"], f"`{tensor['tensor']}`", f"{tensor['source_bytes']:,}", f"{payload:,}",
+                f"{100 * payload / model['coded_bytes']:.4f} %",
+                f"**{ours['median']:.0f}**", f"{ours['p99']:.0f}", f"{times['zstd -3 frame']['median']:.0f}",
+            ])  # fmt: skip
+    note = (
+        f"One group of {result['group_rows']} rows, drawn at random, warm, one thread. Read: payload bytes (median), all that a "
+        f"call reads. zstd -3: a frame of the same rows. {provenance(result)}"
+    )
+    header = ["model", "tensor", "bytes of<br>the rows", "bytes<br>read", "of the<br>file", "median<br>µs", "p99<br>µs",
+              "zstd -3<br>median µs"]  # fmt: skip
+    return Table(header, rows, note, 2)
+
+
+def memory(result: Result) -> Table:
+    """Peak resident sets."""
+    rows = [
+        [row["file"], row["command"], str(row["threads"]), f"{row['peak_mb']:.0f}", f"{row['seconds']:.1f}"]
+        for row in result["rows"]
+    ]
+    note = f"MB (10^6 bytes) of the largest resident set of the whole process. {provenance(result)}"
+    return Table(["file", "command", "threads", "peak MB", "seconds"], rows, note, 2)
+
+
+def coders(result: Result) -> Table:
+    """Huffman and rANS on the same counts."""
+    columns = ("order0_bits", "context_entropy_bits", "huffman_bits", "rans_bits")
+    rows = [
+        [model["label"], row["type"], *(f"{row[c]:.4f}" for c in columns)]
+        for model in result["models"].values()
+        for row in model["types"]
+    ]
+    header = ["model", "type", "order 0", "entropy given<br>the contexts", "Huffman", "rANS"]
+    return Table(header, rows, f"Bits per code symbol, without tables and scales. {provenance(result)}", 2)
+
+
+TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
+    "sizes": ("sizes", sizes),
+    "types": ("type_sizes", types),
+    "speed": ("codec_speed", speed),
+    "random_access": ("random_access", random_access),
+    "memory": ("memory", memory),
+    "coders": ("coders", coders),
+}
+"""Name of a table: the benchmark whose JSON it shows, and what builds it."""
+
+
+def load_tables(results: Path) -> dict[str, str]:
+    """Return the Markdown of each table whose benchmark has JSON."""
+    found = {}
+    for name, (benchmark, build) in TABLES.items():
+        path = results / f"{benchmark}.json"
+        if path.is_file():
+            found[name] = build(json.loads(path.read_text(encoding="utf-8"))).markdown()
+    return found
+
+
+def fill(text: str, tables: dict[str, str]) -> str:
+    """Replace what stands between the markers.
+
+    Parameters
+    ----------
+    text : a Markdown document
+    tables : Markdown by name; tables that are not there are left as they stand
+
+    Raises
+    ------
+    ValueError
+        If a marker names no table of `TABLES` or lacks its other end.
+
+    Examples
+    --------
+    >>> fill("<!-- table: sizes -->\\nold\\n<!-- /table -->", {"sizes": "new\\n"})
+    '<!-- table: sizes -->\\nnew\\n<!-- /table -->'
+    """
+    found = MARKER.findall(text)
+    if not len(found) == len(OPENING.findall(text)) == len(CLOSING.findall(text)) or any("<!-- table:" in b for _, b in found):
+        raise ValueError("a table marker lacks its other end, or is not on a line of its own")
+    unknown = {name for name, _ in found} - set(TABLES)
+    if unknown:
+        raise ValueError(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+
+    def replace(match: re.Match[str]) -> str:
+        name, old = match.groups()
+        return f"<!-- table: {name} -->\n{tables.get(name, old)}<!-- /table -->"
+
+    return MARKER.sub(replace, text)
+
+
+def stale_documents(repository: Path) -> dict[Path, str]:
+    """Return the documents whose tables are not what the JSON says, with what they should hold."""
+    tables = load_tables(repository / "benchmarks" / "results")
+    stale = {}
+    for path in [repository / "README.md", *sorted((repository / "docs").glob("*.md"))]:
+        if not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8")
+        try:
+            filled = fill(text, tables)
+        except ValueError as error:
+            raise ValueError(f"{path.relative_to(repository)}: {error}") from error
+        if filled != text:
+            stale[path] = filled
+    return stale
+
+
+def main() -> int:
+    """Fill or check the documents; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is out of date")
+    args = parser.parse_args()
+    try:
+        stale = stale_documents(REPOSITORY)
+    except ValueError as error:
+        sys.exit(f"tables: {error}")
+    for path, text in stale.items():
+        print(f"{path.relative_to(REPOSITORY)}: {'out of date; run benchmarks/tables.py' if args.check else 'filled'}")
+        if not args.check:
+            path.write_text(text, encoding="utf-8")
+    return 1 if args.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
