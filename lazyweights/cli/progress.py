@@ -53,7 +53,10 @@ def progress_bar(name: str, enabled: bool) -> Iterator[Callable[[Progress], None
         transient=True,
         expand=True,
     )
-    task = bar.add_task(shown, total=None, stage="", saving="")
+    from lazyweights.container.compiled import needs_compiling
+
+    stage = "compiling, in this first run only: about a minute" if needs_compiling() else ""
+    task = bar.add_task(shown, total=None, stage=stage, saving="")
     last_stage = ""
 
     def update(progress: Progress) -> None:

@@ -286,7 +286,7 @@ def unpack_head(data: bytes, source_size: int) -> Head:
 
 def _unpack_tensor(r: NumberReader) -> tuple[str, int, tuple[int, ...]]:
     name = r.data().decode("utf-8", "surrogateescape")
-    type_id = r.number(1 << 32)
+    type_id = r.number((1 << 32) - 1)
     n_dims = r.number(4)
     return name, type_id, tuple(r.number() for _ in range(n_dims))
 

@@ -22,7 +22,8 @@ from lazyweights.container.cell_contexts import cell_contexts
 from lazyweights.container.forced_codes import forced_bits, put_forced, put_window
 from lazyweights.container.group_encode import columns_of, side_offsets_of
 
-GROUP_OK, GROUP_DAMAGED = 0, 2
+GROUP_OK, GROUP_DAMAGED, GROUP_LEFT_OUT = 0, 2, 3
+"""Status of a row group; GROUP_LEFT_OUT: not decoded, because it would have been decoded with a damaged one."""
 
 FORCED_GROUP, PLAIN_GROUP, SKIPPED_GROUP = 0, 1, 2
 """Kinds of row groups for `decode_groups`."""
@@ -273,7 +274,7 @@ def decode_groups(
         where `symbols` are packed blocks
     symbols : uint8 (rows, bytes), output; symbol i of cell c of a row goes to column ``offset + c * stride + i``
     symbol_layout : (stride, offset, direct); direct: `symbols` are the packed blocks, side fields are written there too
-    status : uint8 (n_groups,), output: GROUP_OK or GROUP_DAMAGED
+    status : uint8 (n_groups,), output: GROUP_OK, GROUP_DAMAGED or GROUP_LEFT_OUT
     """
     n_blocks = meta[0]
     n_cells = meta[1]
@@ -325,8 +326,8 @@ def decode_groups(
         if rows * _raw_bits_per_row(meta, halves, raws, forced) >= 2048:
             front = (rows * n_blocks * n_bits + 31) // 32
         if front > min(sizes[g], sizes[partner]):
-            status[g] = 2
-            status[partner] = 2
+            for k in range(g, partner + 1):
+                status[k] = 2 if front > sizes[k] else 3
             g = partner + 1
             continue
         if front:

@@ -4,8 +4,8 @@ A header is mostly tokenizer: hundreds of thousands of short strings, each behin
 and types. Here the lengths, the characters and the numbers go into streams of their own; what remains stays as it is. On
 a vocabulary of 262,144 tokens that is smaller than zstd's strongest level on the plain bytes, and ten times as fast.
 
-A payload is: the recipe's size, then for each of six streams its raw and its packed size (numbers as in the head), then
-the packed streams. Streams: recipe, rest, lengths, long lengths, characters, words.
+A payload is: for each of six streams its raw and its packed size (numbers as in the head), then the packed streams.
+Streams: recipe, rest, lengths, long lengths, characters, words.
 """
 
 from __future__ import annotations

@@ -122,10 +122,10 @@ class Counts:
 
 def is_codable(type_id: int, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor of this type and shape (GGUF order) is coded rather than kept verbatim."""
-    if type_id not in STREAM_LAYOUTS or any(n <= 0 for n in shape):
+    if type_id not in STREAM_LAYOUTS or not shape or any(n <= 0 for n in shape):
         return False
     known = GGML_TYPES[type_id]
-    columns = shape[0] if shape else 1
+    columns = shape[0]
     return columns % known.block_size == 0 and columns // known.block_size * known.block_bytes * TILE_ROWS <= MAX_GROUP_BYTES
 
 
@@ -457,6 +457,8 @@ class TensorCoder:
         from lazyweights.container import group_decode
 
         p = self.parameters(plan.modes, plan.bases)
+        words = words.view()
+        words.flags.writeable = False  # a mapped file is, and each combination would compile anew
         status = np.zeros(len(starts), np.uint8)
         direct = self.direct_offset is not None
         arrays = PlaneArrays(

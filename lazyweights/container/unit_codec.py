@@ -35,6 +35,7 @@ HEADER_LEVEL, OTHER_LEVEL = 12, 3
 """zstd levels: the GGUF header is worth more work than other verbatim bytes, which are mostly incompressible."""
 
 SKIPPED_GROUP = 2
+GROUP_DAMAGED = 2
 _STREAM_KINDS = np.full(16, SKIPPED_GROUP, np.uint8)
 _STREAM_KINDS[CODED], _STREAM_KINDS[CODED_UNFORCED] = 0, 1
 """Kinds of units to kinds of row groups in `group_decode` (which loads numba, so it is not imported here)."""
@@ -234,7 +235,7 @@ def decode_rows(
         if status.any() or ragged.any():
             raise CodecError(
                 "a code stream does not have the length that its row group says", tensor=span.name,
-                row_group=first_unit + int(np.argmax((status != 0) | ragged)),
+                row_group=first_unit + int(np.argmax((status == GROUP_DAMAGED) | ragged)),
             )
     for g in skipped.tolist():
         rows = packed[TILE_ROWS * g : TILE_ROWS * (g + 1)]
