@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import functools
 import hashlib
 import lzma
 import os
@@ -186,8 +187,8 @@ def measure_scaling(model: Model, coded: Path, folder: Path, runs: int) -> list[
         "encode": lambda threads: encode_file(model.path, target, threads=threads, force=True),
     }
     for verb, work in verbs.items():
-        timings = interleave({"1": lambda work=work: work(1), "2": lambda work=work: work(2)}, runs)
-        made = {"model": model.key, "verb": verb, **{f"threads_{n}": speed(model.n_bytes, t) for n, t in timings.items()}}
+        timings = interleave({str(n): functools.partial(work, n) for n in (1, 2)}, runs)
+        made: Row = {"model": model.key, "verb": verb, **{f"threads_{n}": speed(model.n_bytes, t) for n, t in timings.items()}}
         made["two_vs_one"] = compare(timings["2"], timings["1"])
         found.append(made)
         console.print(f"{model.label}: {verb}, 2 threads: {made['two_vs_one']['ratio_of_medians']} times 1 thread")

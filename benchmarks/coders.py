@@ -49,7 +49,7 @@ def count_model(path: str) -> list[planning.Counted]:
                 counts = coder.new_counts(packed[:64])
             coder.count(packed, counts)
             if k + 1 == len(todo) or todo[k + 1].span != run.span:
-                counted.append(planning.reduce_counts(run.span, coder, counts, span.n_rows * span.outer, False))
+                counted.append(planning.reduce_counts(run.span, coder, counts, span.n_rows * span.outer, 1, False))
                 counts = None
     return counted
 

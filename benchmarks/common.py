@@ -289,7 +289,8 @@ def _first_line(*command: str) -> str | None:
         return None
     package = Path(lazyweights.__file__).parent
     done = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
-    return (done.stdout.strip().splitlines() or [None])[0] if done.returncode == 0 else None
+    lines = done.stdout.strip().splitlines()
+    return lines[0] if lines and done.returncode == 0 else None
 
 
 def _package_version(name: str) -> str | None:

@@ -61,7 +61,7 @@ Row = dict[str, Any]
 
 def peak(command: Sequence[str | os.PathLike[str]], variables: dict[str, str] | None = None) -> tuple[float, float]:
     """Run a command; return its peak resident set in MB and its seconds."""
-    launcher = [sys.executable, "-S", "-E", "-c", LAUNCHER, *map(os.fspath, command)]
+    launcher = [sys.executable, "-S", "-E", "-c", LAUNCHER, *(os.fspath(part) for part in command)]
     start = time.perf_counter()
     done = subprocess.run(launcher, stdout=subprocess.PIPE, env={**os.environ, **(variables or {})}, check=False)
     seconds = time.perf_counter() - start

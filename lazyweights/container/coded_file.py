@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
-import zstandard
 
 from lazyweights.blocks.types import GGML_TYPES
 from lazyweights.codecs import TILE_ROWS
@@ -32,6 +31,7 @@ from lazyweights.container.gguf_scan import describe_bytes
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.numbers import NumberReader, pack_number, pack_numbers
 from lazyweights.container.tensor_coder import RANS, HalfMode, TensorCoder, TensorPlan, is_codable
+from lazyweights.container.zstd_frames import compress, decompress
 from lazyweights.errors import (
     ChecksumError,
     CodecError,
@@ -278,10 +278,24 @@ def unpack_head(data: bytes, source_size: int) -> Head:
         span = int(np.searchsorted(starts, at, "right")) - 1
         if span >= len(spans) or spans[span].is_coded or at + n_bytes > int(starts[span]) + spans[span].n_bytes:
             raise OffsetError("a verbatim tensor is not inside a verbatim span", tensor=name, offset=at)
+        if n_bytes == 0 or n_bytes != _size_of(type_id, shape):
+            raise FormatError("the bytes of a verbatim tensor are not those of its shape", tensor=name,
+                              expected=_size_of(type_id, shape), found=n_bytes)
         tensors.append(TensorEntry(name, type_id, shape, at, n_bytes, span))
     r.finish()
     tensors.sort(key=lambda t: t.offset)
     return Head(spans, tensors, table_sets)
+
+
+def _size_of(type_id: int, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor; 0 where type and shape do not fit together."""
+    known = GGML_TYPES.get(type_id)
+    if known is None or not shape or shape[0] % known.block_size:
+        return 0
+    n = 1
+    for size in shape:
+        n *= size
+    return n // known.block_size * known.block_bytes
 
 
 def _unpack_tensor(r: NumberReader) -> tuple[str, int, tuple[int, ...]]:
@@ -350,7 +364,7 @@ def checksum(data: bytes | memoryview | np.ndarray) -> int:
 def head_parts(layout_head: Head) -> tuple[bytes, int]:
     """Return the compressed head and its size before compression."""
     raw = pack_head(layout_head)
-    return zstandard.ZstdCompressor(level=19, write_content_size=True).compress(raw), len(raw)
+    return compress(raw, 19), len(raw)
 
 
 def payload_offset(head_bytes: int, n_units: int) -> int:
@@ -437,12 +451,7 @@ def unpack_layout(header: Header, head: bytes, table: bytes) -> Layout:
         raise ChecksumError("the head is damaged", offset=HEADER_BYTES)
     if checksum(table) != header.table_checksum:
         raise ChecksumError("the unit table is damaged", offset=HEADER_BYTES + header.head_bytes)
-    try:
-        raw = zstandard.ZstdDecompressor().decompress(head, max_output_size=header.head_raw_bytes)
-    except zstandard.ZstdError as error:
-        raise FormatError(f"the head does not decompress: {error}", offset=HEADER_BYTES) from error
-    if len(raw) != header.head_raw_bytes:
-        raise FormatError("the head has another size", expected=header.head_raw_bytes, found=len(raw))
+    raw = decompress(head, header.head_raw_bytes, "the head")
     try:
         unpacked = unpack_head(raw, header.source_size)
     except CodecError as error:

@@ -83,7 +83,7 @@ def decode_job(
     checksums = layout.units["checksum"][job.units]
     if job.span.plan is None:
         payload = memoryview(words.view(np.uint8))[int(starts[0]) : int(starts[0]) + int(sizes[0])]
-        data = decode_verbatim(int(kinds[0]), payload, job.n_bytes)
+        data = decode_verbatim(int(kinds[0]), payload, job.n_bytes, job.first_unit, int(offsets[job.units][0]))
         if coded_file.checksum(data) != int(checksums[0]):
             raise ChecksumError("a verbatim chunk is damaged", row_group=job.first_unit, offset=int(offsets[job.units][0]))
         return data

@@ -32,6 +32,9 @@ from lazyweights.errors import FormatError, LazyWeightsError
 
 COUNT_RUN_BYTES = 1 << 22
 ENCODE_RUN_BYTES = 1 << 20
+MAX_GROWTH = 1024
+"""A coded file that would be more bytes than this above its source keeps the source whole."""
+
 MAX_FILTERED_HEADER = 1 << 26
 """A GGUF header larger than this is compressed as it is."""
 
@@ -165,6 +168,11 @@ def encode_file(
             analysis = analyse(opened, scan, preset == "unit", n_threads, progress)
             head = _head(scan, analysis)
             coded_bytes = _write(opened, scan, head, analysis.sha256, preset == "unit", n_threads, verify, sink, progress)
+            if coded_bytes > opened.size + MAX_GROWTH:
+                head = Head([CodedSpan(opened.size)], [])
+                sink.seek(0)
+                sink.truncate()
+                coded_bytes = _write(opened, scan, head, analysis.sha256, False, n_threads, verify, sink, progress)
             if _stamp(file.fileno()) != opened.stamp:
                 raise LazyWeightsError("the file was changed while it was encoded; encode it again", path=path)
     except OSError as error:
@@ -282,7 +290,8 @@ def analyse(
                     span = spans[run.span]
                     coder = tensor_coder(span.type_id, span.shape[0])
                     n_rows = span.n_rows * span.outer
-                    counted.append(planning.reduce_counts(run.span, coder, current, n_rows, lockstep))
+                    n_units = span.groups_per_outer * span.outer
+                    counted.append(planning.reduce_counts(run.span, coder, current, n_rows, n_units, lockstep))
                     current = None
             done += run.n_bytes
             if progress:

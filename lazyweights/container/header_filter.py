@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import zstandard
 
 from lazyweights.container.gguf_values import ARRAY, STRING, HeaderReader
 from lazyweights.container.numbers import NumberReader, pack_numbers
+from lazyweights.container.zstd_frames import compress, decompress
 from lazyweights.errors import FormatError, LazyWeightsError
 
 STRINGS, WORDS = 0, 1
@@ -115,7 +115,7 @@ def filter_chunk(data: bytes, arrays: list[ItemArray], offset: int) -> bytes | N
     streams = [pack_numbers(numbers)] + [
         b"".join(part.tobytes() for part in stream) for stream in (rest, lengths, long_lengths, characters, words)
     ]
-    packed = [zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(s) for s in streams]
+    packed = [compress(s, LEVEL) for s in streams]
     sizes_of = [size for s, p in zip(streams, packed, strict=True) for size in (len(s), len(p))]
     return pack_numbers(sizes_of) + b"".join(packed)
 
@@ -133,13 +133,7 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
     sizes = [(reader.number(n_bytes + (1 << 20)), reader.number(len(data))) for _ in range(N_STREAMS)]
     streams = []
     for raw_size, packed_size in sizes:
-        try:
-            stream = zstandard.ZstdDecompressor().decompress(reader.take(packed_size), max_output_size=raw_size)
-        except zstandard.ZstdError as error:
-            raise FormatError(f"a stream of the header does not decompress: {error}") from error
-        if len(stream) != raw_size:
-            raise FormatError("a stream of the header has another size", expected=raw_size, found=len(stream))
-        streams.append(stream)
+        streams.append(decompress(reader.take(packed_size), raw_size, "a stream of the header"))
     reader.finish()
     recipe = NumberReader(streams[0])
     rest, lengths, characters, words = (_Stream(streams[i]) for i in (1, 2, 4, 5))
@@ -147,6 +141,8 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
     out = []
     for _ in range(recipe.number(n_bytes)):
         gap, kind, n = recipe.number(n_bytes), recipe.number(1), recipe.number(n_bytes)
+        if n < MIN_ITEMS:
+            raise FormatError("an array of the header is too short to be regrouped", expected=f">= {MIN_ITEMS}", found=n)
         out.append(rest.take(gap).tobytes())
         if kind == WORDS:
             deltas = np.ascontiguousarray(words.take(4 * n).reshape(4, n).T).view("<u4").reshape(-1)

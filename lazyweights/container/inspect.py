@@ -137,14 +137,14 @@ def _count(shape: tuple[int, ...]) -> int:
 def _inspect_coded(path: str, max_array: int | None) -> FileReport:
     with CodedFile(path) as file:
         layout = file.layout
-        header = bytes(file._source_bytes(0, min((t.offset for t in layout.head.tensors), default=layout.source_size)))
+        header = file.header_bytes()
         metadata = read_metadata(header, max_array=max_array)
         sizes = (layout.sizes + 3) & ~np.int64(3)
         first_unit = {i: unit for i, _, unit, _ in layout.spans()}
         span_offset = {i: offset for i, _, _, offset in layout.spans()}
         reports = []
         in_tensors = 0
-        for t in layout.head.tensors:
+        for t in file.tensors():
             span = layout.head.spans[t.span]
             n_weights = _count(t.shape)
             if span.is_coded:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lazyweights.codecs import N_LANES
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.rans import normalized_freqs
 from lazyweights.codecs.table_pool import MAX_TABLES, build_pool, coded_bits, effective_lengths, sum_rows
@@ -40,6 +41,15 @@ MAX_SET_CONTEXTS = 1 << 16
 MIN_SAVING = 1 / 512
 """Share of its bytes that coding must save, or the tensor stays verbatim."""
 
+UNIT_BITS = 8 * 14
+"""An entry of the unit table and padding."""
+
+LANE_END_BITS = 48
+"""Left-over bits of a lane, which raw bits fill if there are enough."""
+
+PLAN_BITS = 8 * 40
+"""About what a plan takes in the compressed head."""
+
 RANS_MIN_SAVING = 1 / 1024
 """Share of a float tensor's bytes that rANS must save over a Huffman code."""
 
@@ -63,6 +73,7 @@ class Counted:
     n_weights: int
     code_counts: np.ndarray
     forced_bits: int
+    n_units: int
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,9 @@ class SpanStatistics:
     coded_bits: int
 
 
-def reduce_counts(index: int, coder: TensorCoder, counts: Counts, n_rows: int, lockstep: bool) -> Counted:
+def reduce_counts(
+    index: int, coder: TensorCoder, counts: Counts, n_rows: int, n_units: int, lockstep: bool
+) -> Counted:
     """Choose the field modes of a tensor and drop what is empty or not needed.
 
     Contexts are numbered side * 32 + context, then those of cells.
@@ -126,7 +139,7 @@ def reduce_counts(index: int, coder: TensorCoder, counts: Counts, n_rows: int, l
     used = np.flatnonzero(everything.any(axis=1))
     return Counted(
         index, coder, tuple(modes), tuple(counts.bases[i] for i in keep), used, everything[used], len(keep), raw_bits,
-        n_rows * coder.row_bytes, n_rows * coder.columns, _code_counts(coder, counts), forced_bits,
+        n_rows * coder.row_bytes, n_rows * coder.columns, _code_counts(coder, counts), forced_bits, n_units,
     )
 
 
@@ -213,7 +226,7 @@ def make_plans(
             mine = tables[start : start + len(c.contexts)]
             start += len(c.contexts)
             statistics[c.index] = _statistics(c, lengths, mine, freqs if c.index in by_rans else None)
-            if statistics[c.index].coded_bits < 8 * c.source_bytes * (1 - MIN_SAVING):
+            if statistics[c.index].coded_bits + _overhead_bits(c) < 8 * c.source_bytes * (1 - MIN_SAVING):
                 kept.append((c, mine))
                 used[mine] = True
         renumber = np.cumsum(used) - 1
@@ -229,6 +242,13 @@ def make_plans(
         if kept:
             table_sets.append(TableSet(lengths[used], freqs[used]))
     return table_sets, plans, statistics
+
+
+def _overhead_bits(c: Counted) -> int:
+    """Bits that coding a tensor costs beside its payload: unit table, padding, lane ends without raw bits, plan."""
+    n_rows = c.source_bytes // c.coder.row_bytes
+    lane_ends = LANE_END_BITS * min(N_LANES, -(-n_rows // (2 * c.n_units)))
+    return c.n_units * (UNIT_BITS + max(lane_ends - c.raw_bits // c.n_units, 0)) + PLAN_BITS
 
 
 def _batches(counted: list[Counted], lockstep: bool) -> list[list[Counted]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import threading
@@ -23,9 +24,12 @@ from lazyweights.container.coded_file import (
     unpack_header,
     unpack_layout,
 )
-from lazyweights.container.gguf_scan import read_metadata
+from lazyweights.container.gguf_scan import read_metadata, scan_gguf
 from lazyweights.container.unit_codec import Tables, check_units, decode_rows, decode_verbatim
 from lazyweights.errors import BackendUnavailableError, BlockLayoutError, ChecksumError, LazyWeightsError
+
+MAX_SCANNED_BYTES = 1 << 26
+"""How much of a file that was kept whole is read for its header."""
 
 
 class CodedFile:
@@ -61,15 +65,24 @@ class CodedFile:
         except LazyWeightsError as error:
             error.path = error.path or self.path
             raise
-        self._words = np.frombuffer(self._map, "<u4", size // 4)
+        self._words: np.ndarray | None = np.frombuffer(self._map, "<u4", size // 4)
         self._offsets = self.layout.offsets()
         self._sizes = self.layout.sizes
         self._kinds = self.layout.kinds
         self._spans = list(self.layout.spans())
-        self._tensors = {t.name: t for t in self.layout.head.tensors}
+        self._tensors = {t.name: t for t in self.layout.head.tensors or self._scanned()}
         self._tables: dict[int, Tables] = {}
         self._lock = threading.Lock()
         self._metadata: dict[str, Any] | None = None
+
+    def _scanned(self) -> list[TensorEntry]:
+        """Tensors of a file that was kept whole: its head lists none, so they come from the source's own header."""
+        size = self.layout.source_size
+        if size < 4 or len(self._spans) != 1:
+            return []
+        scan = scan_gguf(bytes(self._source_bytes(0, min(size, MAX_SCANNED_BYTES))), size)
+        tensors = (scan.tensors[s.tensor] for s in scan.spans if s.tensor is not None)
+        return [TensorEntry(t.name, t.type_id, t.shape, t.offset, t.n_bytes, 0) for t in tensors]
 
     def __enter__(self) -> CodedFile:
         return self
@@ -83,7 +96,7 @@ class CodedFile:
         """Unmap the file. Arrays that were returned stay valid: they are copies."""
         mapped, self._map = self._map, None
         if mapped is not None:
-            self._words = np.zeros(0, "<u4")
+            self._words = None
             with suppress(BufferError):  # another thread still decodes: the map goes when it is done
                 mapped.close()
 
@@ -112,9 +125,17 @@ class CodedFile:
         """The key-value pairs of the GGUF header."""
         with self._lock:
             if self._metadata is None:
-                first = min((t.offset for t in self.layout.head.tensors), default=self.layout.source_size)
-                self._metadata = read_metadata(bytes(self._source_bytes(0, first)))
+                self._metadata = read_metadata(self.header_bytes())
             return self._metadata
+
+    def tensors(self) -> list[TensorEntry]:
+        """All tensors in file order."""
+        return list(self._tensors.values())
+
+    def header_bytes(self) -> bytes:
+        """The source's bytes before its first tensor: the GGUF header (at most the first 64 MiB)."""
+        first = min((t.offset for t in self._tensors.values()), default=self.layout.source_size)
+        return bytes(self._source_bytes(0, min(first, MAX_SCANNED_BYTES)))
 
     def get_tensor(self, name: str, dequantize: bool = False) -> np.ndarray:
         """Return a whole tensor.
@@ -161,14 +182,8 @@ class CodedFile:
         ------
         KeyError, IndexError, FormatError, CodecError, BackendUnavailableError
         """
-        info = self._tensors[name]
+        info, row_bytes = self._check_rows(name, start, stop, outer)
         rows = info.shape[1] if len(info.shape) > 1 else 1
-        n_outer = int(np.prod(info.shape[2:], dtype=np.int64))
-        if not 0 <= start <= stop <= rows:
-            raise IndexError(f"rows {start}:{stop} are not within the {rows} rows of {name!r}")
-        if not 0 <= outer < n_outer:
-            raise IndexError(f"outer index {outer} is not within the {n_outer} of {name!r}")
-        row_bytes = info.n_bytes // (rows * n_outer)
         offset = info.offset + (outer * rows + start) * row_bytes
         data = self._source_bytes(offset, (stop - start) * row_bytes)
         packed = np.frombuffer(data, np.uint8).reshape(stop - start, row_bytes)
@@ -185,13 +200,34 @@ class CodedFile:
         return self.get_rows(name, 0, info.shape[1] if len(info.shape) > 1 else 1, expert, dequantize)
 
     def payload_bytes(self, name: str, start: int, stop: int, outer: int = 0) -> int:
-        """Payload bytes that `get_rows` reads for these rows."""
-        info = self._tensors[name]
-        span = self.layout.head.spans[info.span]
+        """Payload bytes that `get_rows` needs for these rows.
+
+        Raises
+        ------
+        KeyError, IndexError
+        """
+        info, row_bytes = self._check_rows(name, start, stop, outer)
+        if start == stop:
+            return 0
+        _, span, first, begin = self._spans[info.span]
         if not span.is_coded:
-            return (stop - start) * (info.n_bytes // max(span.n_rows, 1))
-        first = self._spans[info.span][2] + outer * span.groups_per_outer
+            rows = info.shape[1] if len(info.shape) > 1 else 1
+            at = info.offset + (outer * rows + start) * row_bytes - begin
+            units = range(at // CHUNK_BYTES, -(-(at + (stop - start) * row_bytes) // CHUNK_BYTES))
+            return int(self._sizes[first + units.start : first + units.stop].sum())
+        first += outer * span.groups_per_outer
         return int(self._sizes[first + start // TILE_ROWS : first + -(-stop // TILE_ROWS)].sum())
+
+    def _check_rows(self, name: str, start: int, stop: int, outer: int) -> tuple[TensorEntry, int]:
+        """Return the tensor and the bytes of a row, after checking that the rows are there."""
+        info = self._tensors[name]
+        rows = info.shape[1] if len(info.shape) > 1 else 1
+        n_outer = math.prod(info.shape[2:])
+        if not 0 <= start <= stop <= rows:
+            raise IndexError(f"rows {start}:{stop} are not within the {rows} rows of {name!r}")
+        if not 0 <= outer < n_outer:
+            raise IndexError(f"outer index {outer} is not within the {n_outer} of {name!r}")
+        return info, info.n_bytes // (rows * n_outer)
 
     def _packed_shape(self, info: TensorEntry) -> tuple[int, ...]:
         outer = tuple(reversed(info.shape[1:]))
@@ -218,7 +254,8 @@ class CodedFile:
 
     def _source_bytes(self, offset: int, n_bytes: int) -> bytearray:
         """Return source bytes ``offset .. offset + n_bytes``; decodes the units they touch."""
-        if self._map is None:
+        words = self._words  # taken once: the file may be closed by another thread meanwhile
+        if words is None:
             raise LazyWeightsError("the file is closed", path=self.path)
         out = bytearray(n_bytes)
         target = memoryview(out)
@@ -230,9 +267,9 @@ class CodedFile:
                 _, span, _, start = self._spans[i]
                 n = min(n_bytes - done, start + span.n_bytes - (offset + done))
                 if span.is_coded:
-                    self._read_rows(i, offset + done - start, target[done : done + n])
+                    self._read_rows(words, i, offset + done - start, target[done : done + n])
                 else:
-                    self._read_verbatim(i, offset + done - start, target[done : done + n])
+                    self._read_verbatim(words, i, offset + done - start, target[done : done + n])
                 done += n
                 i += 1
         except LazyWeightsError as error:
@@ -240,15 +277,15 @@ class CodedFile:
             raise
         return out
 
-    def _read_verbatim(self, i: int, at: int, target: memoryview) -> None:
+    def _read_verbatim(self, words: np.ndarray, i: int, at: int, target: memoryview) -> None:
         _, span, first, _ = self._spans[i]
         done = 0
         while done < len(target):
             unit = (at + done) // CHUNK_BYTES
             k = first + unit
             begin, size = int(self._offsets[k]), int(self._sizes[k])
-            payload = memoryview(self._words.view(np.uint8)[begin : begin + size])
-            data = decode_verbatim(int(self._kinds[k]), payload, span.unit_bytes(unit))
+            payload = memoryview(words.view(np.uint8)[begin : begin + size])
+            data = decode_verbatim(int(self._kinds[k]), payload, span.unit_bytes(unit), unit, begin)
             if checksum(data) != int(self.layout.units["checksum"][k]):
                 raise ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=begin)
             skip = at + done - unit * CHUNK_BYTES
@@ -256,7 +293,7 @@ class CodedFile:
             target[done : done + n] = memoryview(data)[skip : skip + n]
             done += n
 
-    def _read_rows(self, i: int, at: int, target: memoryview) -> None:
+    def _read_rows(self, words: np.ndarray, i: int, at: int, target: memoryview) -> None:
         """Decode the row groups that source bytes ``at .. at + len(target)`` of span i touch."""
         _, span, first, _ = self._spans[i]
         assert span.plan is not None
@@ -277,7 +314,7 @@ class CodedFile:
             packed = flat.reshape(n_rows, span.row_bytes)
             tables = self._table_set(span.plan.table_set)
             decode_rows(
-                span, unit, self._kinds[units], self._sizes[units], self._offsets[units], self._words, tables, packed
+                span, unit, self._kinds[units], self._sizes[units], self._offsets[units], words, tables, packed
             )
             check_units(span, unit, self.layout.units["checksum"][units], packed)
             if not whole:

@@ -23,6 +23,7 @@ from lazyweights.container.stream_layout import (
     StreamLayout,
     level_table,
 )
+from lazyweights.errors import CodecError
 
 N_SIDE_CONTEXTS = 32
 
@@ -33,6 +34,9 @@ SIGN_CLEAR, SIGN_SET, SIGN_STORED = 0, 1, 2
 
 MAX_GROUP_BYTES = 1 << 26
 """A tensor whose row groups would be larger than this stays verbatim."""
+
+MAX_ODD_COLUMNS = 4096
+"""A float tensor with longer rows that are no multiple of 8 stays verbatim: its cells would be too small to be worth it."""
 
 _DIRECT_OFFSETS = {"Q4_0": 2, "Q4_1": 4, "IQ4_NL": 2, "Q8_0": 2, "MXFP4": 1}
 """Types whose symbols are the bytes of the packed block as they stand, and where they start in the block."""
@@ -126,6 +130,8 @@ def is_codable(type_id: int, shape: tuple[int, ...]) -> bool:
         return False
     known = GGML_TYPES[type_id]
     columns = shape[0]
+    if STREAM_LAYOUTS[type_id].cell_codes == 0 and columns % 8 and columns > MAX_ODD_COLUMNS:
+        return False
     return columns % known.block_size == 0 and columns // known.block_size * known.block_bytes * TILE_ROWS <= MAX_GROUP_BYTES
 
 
@@ -457,6 +463,8 @@ class TensorCoder:
         from lazyweights.container import group_decode
 
         p = self.parameters(plan.modes, plan.bases)
+        if words.size < 64:
+            raise CodecError("a decoder needs 64 words behind the last stream", expected=64, found=words.size)
         words = words.view()
         words.flags.writeable = False  # a mapped file is, and each combination would compile anew
         status = np.zeros(len(starts), np.uint8)

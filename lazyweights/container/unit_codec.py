@@ -10,13 +10,11 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-import zstandard
 
 from lazyweights.blocks.types import GGML_TYPES
 from lazyweights.codecs import TABLE_SIZE, TILE_ROWS, canonical, rans
 from lazyweights.container import unit_stream
 from lazyweights.container.coded_file import (
-    CHUNK_BYTES,
     CODED,
     CODED_UNFORCED,
     FILTERED,
@@ -29,7 +27,8 @@ from lazyweights.container.coded_file import (
 )
 from lazyweights.container.header_filter import ItemArray, filter_chunk, unfilter_chunk
 from lazyweights.container.tensor_coder import TensorCoder
-from lazyweights.errors import ChecksumError, CodecError, FormatError
+from lazyweights.container.zstd_frames import compress, decompress
+from lazyweights.errors import BlockLayoutError, ChecksumError, CodecError, FormatError
 
 HEADER_LEVEL, OTHER_LEVEL = 12, 3
 """zstd levels: the GGUF header is worth more work than other verbatim bytes, which are mostly incompressible."""
@@ -106,7 +105,7 @@ def encode_verbatim(data: bytes, arrays: list[ItemArray] | None = None, offset: 
     """
     best = Unit(RAW, data, checksum(data))
     level = OTHER_LEVEL if arrays is None else HEADER_LEVEL
-    candidates = [(ZSTD, zstandard.ZstdCompressor(level=level, write_checksum=False).compress(data))]
+    candidates = [(ZSTD, compress(data, level))]
     if arrays:
         filtered = filter_chunk(data, arrays, offset)
         if filtered is not None and unfilter_chunk(filtered, len(data)) == data:
@@ -117,25 +116,29 @@ def encode_verbatim(data: bytes, arrays: list[ItemArray] | None = None, offset: 
     return best
 
 
-def decode_verbatim(kind: int, payload: bytes | memoryview, n_bytes: int) -> bytes | memoryview:
-    """Inverse of `encode_verbatim`.
+def decode_verbatim(kind: int, payload: bytes | memoryview, n_bytes: int, unit: int, offset: int) -> bytes | memoryview:
+    """Inverse of `encode_verbatim`; does not look at the checksum.
+
+    Parameters
+    ----------
+    kind, payload : of the unit
+    n_bytes : source bytes of the unit
+    unit, offset : number within the span and place in the file, for error messages
 
     Raises
     ------
     FormatError
-        If the payload does not decompress to `n_bytes` bytes.
+        If the payload does not give `n_bytes` bytes.
     """
     if kind == RAW:
         return payload
-    if kind == FILTERED:
-        return unfilter_chunk(payload, n_bytes)
     try:
-        data = zstandard.ZstdDecompressor().decompress(payload, max_output_size=CHUNK_BYTES)
-    except zstandard.ZstdError as error:
-        raise FormatError(f"a verbatim chunk does not decompress: {error}") from error
-    if len(data) != n_bytes:
-        raise FormatError("a verbatim chunk has another size", expected=n_bytes, found=len(data))
-    return data
+        if kind == FILTERED:
+            return unfilter_chunk(payload, n_bytes)
+        return decompress(payload, n_bytes, "a verbatim chunk")
+    except FormatError as error:
+        error.row_group, error.offset = unit, offset
+        raise
 
 
 def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: bool, verify: bool) -> list[Unit]:
@@ -229,9 +232,13 @@ def decode_rows(
     if skipped.size < len(kinds):
         n_words = sizes >> 2
         ragged = (n_words << 2 != sizes) & (stream_kinds != SKIPPED_GROUP)
-        status = coder.decode(
-            n_rows, words, offsets >> 2, n_words, stream_kinds, span.plan, tables.flat, tables.rans_flat, packed
-        )
+        try:
+            status = coder.decode(
+                n_rows, words, offsets >> 2, n_words, stream_kinds, span.plan, tables.flat, tables.rans_flat, packed
+            )
+        except BlockLayoutError as error:
+            error.tensor, error.row_group = span.name, first_unit
+            raise
         if status.any() or ragged.any():
             raise CodecError(
                 "a code stream does not have the length that its row group says", tensor=span.name,
@@ -247,7 +254,7 @@ def decode_rows(
         try:
             arrays = unit_stream.decode_group(payload, len(rows), coder, tables.flat[table : table + TABLE_SIZE + 16])
             coder.join(arrays, rows)
-        except CodecError as error:
+        except (CodecError, BlockLayoutError) as error:
             error.tensor, error.row_group = span.name, first_unit + g
             raise
 

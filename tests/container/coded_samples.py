@@ -103,12 +103,12 @@ def mixed_gguf(seed: int = 0) -> bytes:
     second = np.arange(140)[:, None] // 64 == 1
     unforced = change_plane(q4_1, data, (64, 140), codes=lambda codes: np.where(second, codes // 2, codes))
     add("blk.0.attn_k.weight", "Q4_1", (64, 140), unforced)
-    add("blk.0.attn_v.weight", "Q8_0", (32, 65))
+    add("blk.0.attn_v.weight", "Q8_0", (32, 193))
     add("blk.0.attn_output.weight", "Q6_K", (256, 9))
     add("blk.0.ffn_up_exps.weight", "Q4_0", (32, 65, 2))
     add("blk.0.ffn_gate.weight", "IQ2_XXS", (256, 3))
     add("blk.0.ffn_down.weight", "TQ1_0", (256, 3))
-    add("blk.0.ffn_norm.weight", "F32", (33,))
+    add("blk.0.ffn_norm.weight", "F32", (33, 20))
     add("blk.0.attn_norm.weight", "BF16", (576, 3))
     tensors.append(("rope_freqs.weight", TYPE_BY_NAME["I8"].type_id, (700,), rng.bytes(700)))
     metadata = {
