@@ -21,6 +21,9 @@ MAX_TABLES = 255
 TABLE_COST_BITS = 800
 """What a table must save to be kept: about what its lengths take in the file."""
 
+MAX_CLUSTERED = 8192
+"""Contexts that take part in the search; with more, the largest ones."""
+
 _ABSENT = 64  # stand-in length of a symbol that a table cannot code
 
 
@@ -134,10 +137,19 @@ def build_pool(
     group_counts = sum_rows(counts, group_of, int(group_of.max()) + 1)
     lengths = _seeds(group_counts, n_tables)
     lengths = np.concatenate([lengths, _constant_tables(counts, lengths)])
+    # The largest contexts decide what the tables look like; all of them are assigned in the end.
+    largest = counts
+    if len(counts) > MAX_CLUSTERED:
+        order = np.argsort(-counts.sum(axis=1, dtype=np.int64), kind="stable")
+        largest = counts[np.sort(order[:MAX_CLUSTERED])]
     for _ in range(n_rounds):
-        table_of = _sizes(counts, lengths).argmin(axis=1)
-        lengths, table_of = _rebuild(counts, table_of)
-    return _drop_small(counts, lengths, table_of)
+        table_of = _sizes(largest, lengths).argmin(axis=1)
+        lengths, table_of = _rebuild(largest, table_of)
+    lengths, table_of = _drop_small(largest, lengths, table_of)
+    if largest is not counts:
+        for _ in range(2):
+            lengths, table_of = _rebuild(counts, _sizes(counts, lengths).argmin(axis=1))
+    return lengths, table_of
 
 
 def _drop_small(counts: np.ndarray, lengths: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

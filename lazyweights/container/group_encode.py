@@ -247,6 +247,8 @@ def encode_groups(
     buf = np.zeros(32, np.uint64)
     consumed = np.zeros(32, np.int64)
     steps = np.zeros(1, np.int64)
+    flat_contexts = contexts.reshape(contexts.size)
+    flat_tables = tables.reshape(tables.size)
     by_rans = freqs.shape[0] > 0
     states = np.zeros(32, np.uint32)
     rans_words = np.zeros(64 * n_cells * meta[2] + 64 if by_rans else 1, np.uint16)
@@ -306,19 +308,16 @@ def encode_groups(
             other = side_symbols[side_at[o] : side_at[o + 1]].reshape((2, -1, 32))
             side_table = np.empty((2, columns, 32), np.uint8)
             side_contexts(plane.reshape((2, columns, 32)), sides[s, 1], sides[s, 2], other, side_table)
-            for phase in range(2):
-                for column in range(columns):
-                    for lane in range(32):
-                        side_table[phase, column, lane] = side_tables[s, side_table[phase, column, lane]]
+            flat_table = side_table.reshape(side_table.size)
+            for i in range(np.uint64(flat_table.size)):
+                flat_table[i] = side_tables[s, np.uint64(flat_table[i])]
             if status == 0:
                 status = encode_cells(
                     plane, (columns * 32, 32, 0, 1), side_table, entries, 1, rows, lane_words, buf, consumed, taken, steps
                 )
         cell_contexts(side_symbols, side_at, meta, levels, base, 1, 0, contexts)
-        for phase in range(2):
-            for cell in range(n_cells):
-                for lane in range(32):
-                    tables[phase, cell, lane] = cell_tables[contexts[phase, cell, lane]]
+        for i in range(np.uint64(flat_contexts.size)):
+            flat_tables[i] = cell_tables[np.uint64(flat_contexts[i])]
         width = n_cells * meta[2]
         strides = (width, meta[2], 1, 2 * width)
         n_lanes = (rows + 1) // 2

@@ -280,18 +280,15 @@ def _choose_rans(batch: list[Counted], lengths: np.ndarray, tables: np.ndarray, 
     costs little; other types keep their Huffman codes (`docs/coders.md`).
     """
     chosen: set[int] = set()
-    wanted = np.zeros(len(tables), np.bool_)
+    sums = np.zeros((len(lengths), 256), np.int64)
     start = 0
     for c in batch:
         if c.coder.is_float:
-            wanted[start : start + len(c.contexts)] = c.contexts >= 32 * c.n_sides
+            cells = c.contexts >= 32 * c.n_sides
+            sums += sum_rows(c.counts[cells], tables[start : start + len(c.contexts)][cells], len(lengths))
         start += len(c.contexts)
-    if not wanted.any():
-        return chosen
-    counts = np.concatenate([c.counts for c in batch])
-    sums = sum_rows(counts[wanted], tables[wanted], len(lengths))
     candidates = np.zeros_like(freqs)
-    for t in np.unique(tables[wanted]):
+    for t in np.flatnonzero(sums.any(axis=1)):
         candidates[t] = normalized_freqs(sums[t])
     start = 0
     for c in batch:

@@ -95,7 +95,7 @@ class Tables:
 
 
 def encode_verbatim(data: bytes, arrays: list[ItemArray] | None = None, offset: int = 0) -> Unit:
-    """Encode a chunk of verbatim bytes in the smallest way.
+    """Encode a chunk of verbatim bytes: regrouped if it is a header with arrays, else by zstd, or raw if neither shrinks it.
 
     Parameters
     ----------
@@ -104,16 +104,11 @@ def encode_verbatim(data: bytes, arrays: list[ItemArray] | None = None, offset: 
     offset : of the chunk in the file
     """
     best = Unit(RAW, data, checksum(data))
-    level = OTHER_LEVEL if arrays is None else HEADER_LEVEL
-    candidates = [(ZSTD, compress(data, level))]
-    if arrays:
-        filtered = filter_chunk(data, arrays, offset)
-        if filtered is not None and unfilter_chunk(filtered, len(data)) == data:
-            candidates.append((FILTERED, filtered))
-    for kind, payload in candidates:
-        if len(payload) < len(best.payload):
-            best = Unit(kind, payload, best.checksum)
-    return best
+    filtered = filter_chunk(data, arrays, offset) if arrays else None
+    if filtered is not None and len(filtered) < len(data) and unfilter_chunk(filtered, len(data)) == data:
+        return Unit(FILTERED, filtered, best.checksum)
+    packed = compress(data, OTHER_LEVEL if arrays is None else HEADER_LEVEL)
+    return Unit(ZSTD, packed, best.checksum) if len(packed) < len(data) else best
 
 
 def decode_verbatim(kind: int, payload: bytes | memoryview, n_bytes: int, unit: int, offset: int) -> bytes | memoryview:
