@@ -148,17 +148,20 @@ def made_up_tensor(
 
 
 def tiny() -> bytes:
-    """The file of the worked example: three rows of Q8_0, eight numbers of F32."""
+    """The file of the worked example: five rows of Q8_0, 96 numbers of F16; about the smallest tensors that coding shrinks."""
 
     def few_codes(planes: dict[str, np.ndarray]) -> None:
-        planes["codes"][:] = (Numbers("tiny").bell(96, 1) & 255).reshape(3, 32)
-        for row, (at, code) in enumerate([(5, 127), (30, 129), (17, 127)]):
+        planes["codes"][:] = (Numbers("tiny").bell(160, 1) & 255).reshape(5, 32)
+        for row, (at, code) in enumerate([(5, 127), (30, 129), (17, 127), (0, 129), (31, 127)]):
             planes["codes"][row, at] = code
-        planes["scale"][:] = [[0x2C10], [0x2C10], [0x2D01]]
+        planes["scale"][:] = [[0x2C10], [0x2C10], [0x2D01], [0x2C10], [0x2C10]]
 
-    q8_0 = made_up_tensor("a", "Q8_0", (32, 3), few_codes)
-    f32 = ("b", TYPE_BY_NAME["F32"].type_id, (8,), np.linspace(1.0, 1.9, 8).astype("<f4").tobytes())
-    return build_gguf([q8_0, f32])
+    q8_0 = made_up_tensor("a", "Q8_0", (32, 5), few_codes)
+    # 1.0 to 1.125, and in one of eight numbers 1.125 to 1.25; of any sign.
+    words = 0x3C00 + Numbers("tiny b").bits(96, 7).astype(np.int64) + 0x80 * (Numbers("tiny c").below(96, 8) == 0)
+    words += Numbers("tiny d").below(96, 2) << 15
+    f16 = ("b", TYPE_BY_NAME["F16"].type_id, (96,), words.astype("<u2").tobytes())
+    return build_gguf([q8_0, f16])
 
 
 def every_type() -> bytes:
@@ -186,7 +189,7 @@ def every_type() -> bytes:
         elif known.block_size == 1:
             shape = (40, 66 if known.name == "BF16" else 17)
         else:
-            shape = (96, 17) if known.block_size == 32 else (known.block_size, 5)
+            shape = (96 if known.block_size == 32 else known.block_size, 17)
         tensors.append(made_up_tensor(f"{known.name}.weight", known.name, shape))
     tensors += [
         made_up_tensor("long.Q4_K.weight", "Q4_K", (256, 66)),
@@ -501,7 +504,9 @@ def file_pieces(coded: bytes) -> list[Piece]:
         payload = coded[offsets[unit] : offsets[unit] + sizes[unit]]
         if span.is_coded and kinds[unit] != coded_file.RAW:
             notes = watch(span, payload, layout).words
-            pieces += [(payload[4 * k : 4 * k + 4], f"unit {unit}: {note}") for k, note in enumerate(notes)]
+            n_words = len(notes) - notes.count("raw bits")  # the raw bits, the body, are the end
+            pieces += [(payload[4 * k : 4 * k + 4], f"unit {unit}: {note}") for k, note in enumerate(notes[:n_words])]
+            pieces.append((payload[4 * n_words :], f"unit {unit}: raw bits"))
         else:
             pieces.append((payload, f"unit {unit}: {KIND_NAMES[kinds[unit]]}"))
         padding = coded[offsets[unit] + sizes[unit] : offsets[unit + 1]]
@@ -556,6 +561,13 @@ def watch(span: CodedSpan, payload: bytes, layout: Layout) -> Watch:
         def __init__(self, lanes: Any, n_lanes: int) -> None:
             super().__init__(lanes, n_lanes)
             seen.words.extend(f"rANS state of lane {lane}" for lane in range(n_lanes))
+
+        def next_half(self) -> int:
+            before = self.lanes.n_taken
+            half = super().next_half()
+            if self.lanes.n_taken > before:
+                seen.words.append("two 16-bit words of rANS")
+            return half
 
     original = plain_decoder.Lanes, plain_decoder.RansLanes
     plain_decoder.Lanes, plain_decoder.RansLanes = Watched, WatchedRans  # type: ignore[misc]

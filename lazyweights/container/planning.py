@@ -41,6 +41,9 @@ MAX_SET_CONTEXTS = 1 << 16
 MIN_SAVING = 1 / 512
 """Share of its bytes that coding must save, or the tensor stays verbatim."""
 
+LOCKSTEP_PADDING = 3
+"""Percent of the code bits that padding the lanes of a tile takes."""
+
 UNIT_BITS = 8 * 14
 """An entry of the unit table and padding."""
 
@@ -226,7 +229,10 @@ def make_plans(
             mine = tables[start : start + len(c.contexts)]
             start += len(c.contexts)
             statistics[c.index] = _statistics(c, lengths, mine, freqs if c.index in by_rans else None)
-            if statistics[c.index].coded_bits + _overhead_bits(c) < 8 * c.source_bytes * (1 - MIN_SAVING):
+            bits = statistics[c.index].coded_bits + _overhead_bits(c)
+            if lockstep:
+                bits += statistics[c.index].code_bits * LOCKSTEP_PADDING // 100
+            if bits < 8 * c.source_bytes * (1 - MIN_SAVING):
                 kept.append((c, mine))
                 used[mine] = True
         renumber = np.cumsum(used) - 1

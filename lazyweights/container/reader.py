@@ -25,6 +25,7 @@ from lazyweights.container.coded_file import (
     unpack_layout,
 )
 from lazyweights.container.gguf_scan import read_metadata, scan_gguf
+from lazyweights.container.gguf_values import GGUF_MAGIC
 from lazyweights.container.unit_codec import Tables, check_units, decode_rows, decode_verbatim
 from lazyweights.errors import BackendUnavailableError, BlockLayoutError, ChecksumError, LazyWeightsError
 
@@ -70,17 +71,25 @@ class CodedFile:
         self._sizes = self.layout.sizes
         self._kinds = self.layout.kinds
         self._spans = list(self.layout.spans())
-        self._tensors = {t.name: t for t in self.layout.head.tensors or self._scanned()}
         self._tables: dict[int, Tables] = {}
         self._lock = threading.Lock()
         self._metadata: dict[str, Any] | None = None
+        try:
+            self._tensors = {t.name: t for t in self.layout.head.tensors or self._scanned()}
+        except LazyWeightsError as error:
+            error.path = error.path or self.path
+            self.close()
+            raise
 
     def _scanned(self) -> list[TensorEntry]:
         """Tensors of a file that was kept whole: its head lists none, so they come from the source's own header."""
         size = self.layout.source_size
-        if size < 4 or len(self._spans) != 1:
+        if len(self._spans) != 1:
             return []
-        scan = scan_gguf(bytes(self._source_bytes(0, min(size, MAX_SCANNED_BYTES))), size)
+        header = bytes(self._source_bytes(0, min(size, MAX_SCANNED_BYTES)))
+        if not header.startswith(GGUF_MAGIC):
+            return []
+        scan = scan_gguf(header, size)
         tensors = (scan.tensors[s.tensor] for s in scan.spans if s.tensor is not None)
         return [TensorEntry(t.name, t.type_id, t.shape, t.offset, t.n_bytes, 0) for t in tensors]
 

@@ -96,17 +96,27 @@ def mixed_gguf(seed: int = 0) -> bytes:
         type_id = TYPE_BY_NAME[type_name].type_id
         tensors.append((name, type_id, shape, data or tensor_bytes(type_id, shape, rng)))
 
-    add("blk.0.attn_q.weight", "Q4_K", (256, 66))
+    def add_peaked(name: str, type_name: str, shape: tuple[int, ...], plane: str, middle: int) -> None:
+        """A tensor of which most codes are `middle`: such a small one would stay verbatim else."""
+        type_id = TYPE_BY_NAME[type_name].type_id
+        data = tensor_bytes(type_id, shape, rng)
+
+        def peaked(codes: np.ndarray) -> np.ndarray:
+            return np.where(rng.random(codes.shape) < 0.6, middle, codes)
+
+        tensors.append((name, type_id, shape, change_plane(type_id, data, shape, **{plane: peaked})))
+
+    add_peaked("blk.0.attn_q.weight", "Q4_K", (256, 66), "codes", 8)
     q4_1 = TYPE_BY_NAME["Q4_1"].type_id
     data = tensor_bytes(q4_1, (64, 140), rng)
     # The second row group loses its forced codes.
     second = np.arange(140)[:, None] // 64 == 1
     unforced = change_plane(q4_1, data, (64, 140), codes=lambda codes: np.where(second, codes // 2, codes))
     add("blk.0.attn_k.weight", "Q4_1", (64, 140), unforced)
-    add("blk.0.attn_v.weight", "Q8_0", (32, 193))
-    add("blk.0.attn_output.weight", "Q6_K", (256, 9))
-    add("blk.0.ffn_up_exps.weight", "Q4_0", (32, 65, 2))
-    add("blk.0.ffn_gate.weight", "IQ2_XXS", (256, 3))
+    add("blk.0.attn_v.weight", "Q8_0", (64, 193))
+    add_peaked("blk.0.attn_output.weight", "Q6_K", (256, 10), "codes", 32)
+    add_peaked("blk.0.ffn_up_exps.weight", "Q4_0", (64, 65, 2), "codes", 8)
+    add_peaked("blk.0.ffn_gate.weight", "IQ2_XXS", (256, 9), "index", 3)
     add("blk.0.ffn_down.weight", "TQ1_0", (256, 3))
     add("blk.0.ffn_norm.weight", "F32", (33, 20))
     add("blk.0.attn_norm.weight", "BF16", (576, 3))

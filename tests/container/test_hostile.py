@@ -239,6 +239,14 @@ HEAD_ATTACKS: dict[str, tuple[Callable[[Head], Head], type[LazyWeightsError]]] =
     "a verbatim tensor outside": (lambda h: verbatim_tensor(h, offset=1 << 40), FormatError),
     "a verbatim tensor at 2**63": (lambda h: verbatim_tensor(h, offset=1 << 63), FormatError),
     "a verbatim tensor of 2**63": (lambda h: verbatim_tensor(h, n_bytes=1 << 63), FormatError),
+    "a verbatim tensor of a byte less": (lambda h: verbatim_tensor(h, n_bytes=699), FormatError),
+    "a verbatim tensor without bytes": (lambda h: verbatim_tensor(h, shape=(0,), n_bytes=0), FormatError),
+    "a verbatim tensor of 2**80 bytes": (lambda h: verbatim_tensor(h, shape=(700, 1 << 40, 1 << 40)), FormatError),
+    "a verbatim tensor without dimensions": (lambda h: verbatim_tensor(h, shape=()), FormatError),
+    "a verbatim tensor of an unknown type": (lambda h: verbatim_tensor(h, type_id=77), FormatError),
+    "a verbatim tensor of half a block": (
+        lambda h: verbatim_tensor(h, type_id=TYPE_BY_NAME["Q8_0"].type_id, shape=(16, 2), n_bytes=34), FormatError
+    ),
     "a verbatim tensor over a coded span": (
         lambda h: verbatim_tensor(h, offset=next(t.offset for t in h.tensors if h.spans[t.span].is_coded), n_bytes=8),
         OffsetError,

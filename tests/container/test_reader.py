@@ -467,5 +467,47 @@ def test_payload_bytes_of_verbatim_tensors(shapes: Sample, opened: CodedFile) ->
     assert n > 0
 
 
+@pytest.mark.parametrize(
+    ("start", "stop", "outer"), [(0, 201, 0), (5, 4, 0), (-1, 1, 0), (201, 201, 0), (0, 1, 1), (0, 1, -1), (0, 1, 1 << 70)]
+)
+def test_payload_bytes_of_rows_that_are_not_there(opened: CodedFile, start: int, stop: int, outer: int) -> None:
+    with pytest.raises(IndexError, match="of 'a'"):
+        opened.payload_bytes("a", start, stop, outer)
+
+
+# Files that were kept whole.
+
+
+def unshrinkable() -> bytes:
+    """A file that coding would make larger: noise, also in long names, which the head repeats."""
+    rng = np.random.default_rng(23)
+    names = [bytes(rng.integers(33, 127, 400, np.uint8)).decode() for _ in range(20)]
+    return build_gguf([(name, 0, (4, 2), rng.bytes(32)) for name in names], {"general.name": "noise"})
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_file_that_coding_would_make_larger_is_kept_whole(preset: str, tmp_path: Path) -> None:
+    sample = make_sample(unshrinkable(), tmp_path, preset=preset)
+    coded = sample.path.read_bytes()
+    head = layout_of(coded).head
+    assert [span.n_bytes for span in head.spans] == [len(sample.source)]
+    assert not head.tensors
+    assert not head.table_sets
+    assert len(coded) <= len(sample.source) + 1024
+    assert lazyweights.verify(sample.path, against=tmp_path / "sample.gguf").source_bytes == len(sample.source)
+    scanned = {t.name: t for t in scan_gguf(sample.source).tensors}
+    with CodedFile(sample.path) as file:
+        assert file.metadata["general.name"] == "noise"
+        assert file.keys() == list(sample.tensors) == [t.name for t in file.tensors()]
+        assert sample.source.startswith(file.header_bytes())
+        assert len(file.header_bytes()) == file.tensors()[0].offset
+        for name, packed in sample.tensors.items():
+            info = file.tensor_info(name)
+            assert (info.type_id, info.shape, info.offset) == (0, (4, 2), scanned[name].offset)
+            assert (file.get_tensor(name) == packed[0]).all()
+            assert (file.get_rows(name, 1, 2) == packed[0, 1:]).all()
+            assert file.payload_bytes(name, 0, 1) == layout_of(coded).sizes[0]
+
+
 def test_types_of_the_sample() -> None:
     assert {type_name for type_name, _ in SHAPES.values()} <= {t.name for t in GGML_TYPES.values()}
