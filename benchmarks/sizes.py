@@ -1,9 +1,9 @@
-"""Whole-file sizes: the coded file beside zstd, xz and ZipNN.
+"""Whole-file sizes: the coded file beside zstd and ZipNN.
 
 Usage: python benchmarks/sizes.py [--quick] [--models NAME ...]
 
-Every output is decoded and compared. The first run takes about ten minutes on two cores, most of it in zstd -19 and
-xz -9, whose sizes later runs take from the JSON.
+Every output is decoded and compared. The first run takes some minutes, most of it in zstd -19, whose sizes later
+runs take from the JSON. xz is compared by type in `type_sizes.py`: whole files would take it a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
     args = parse_arguments(__doc__, ALL_MODELS)
     found, missing = load_models(args.models[:1] if args.quick else args.models)
     cache = SizeCache("sizes")
-    peers = ["zstd -3"] if args.quick else ["zstd -3", "zstd -19", "xz -9"]
+    peers = ["zstd -3"] if args.quick else ["zstd -3", "zstd -19"]
     make, reason = zipnn_codec()
     rows = [measure(model, cache, peers) for model in found]
     skipped = missing if make else {**missing, "zipnn": reason}

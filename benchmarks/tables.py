@@ -61,8 +61,8 @@ def percent(share: float | None) -> str:
 
 def sizes(result: Result) -> Table:
     """Whole files."""
-    peers = ("unit", "zstd -3", "zstd -19", "xz -9", "zipnn")
-    names = ("`unit`", "zstd -3", "zstd -19", "xz -9", "ZipNN")
+    peers = ("unit", "zstd -3", "zstd -19", "zipnn")
+    names = ("`unit`", "zstd -3", "zstd -19", "ZipNN")
     rows = [
         [
             row["label"], megabytes(row["bytes"]), f"**{megabytes(row['sizes']['dense'])}**",
@@ -80,13 +80,15 @@ def types(result: Result) -> Table:
     columns = ("order0", "order0_all", "ours", "zstd -19", "xz -9")
     rows = []
     for row in result["rows"]:
-        shares = {c: row[c] / row["raw"] if c in row else None for c in columns}
+        of = {c: row["peer_input_bytes"] if "-" in c else row["raw"] for c in columns}
+        shares = {c: row[c] / of[c] if c in row else None for c in columns}
         cells = {c: percent(share) for c, share in shares.items()}
         cells["ours"] = f"**{cells['ours']}**" + (" †" if row["over_order0"] else "")
         rows.append([row["type"], row["data"], f"{row['raw']:,}", *cells.values()])
     note = (
         "Percent of the raw bytes. Order 0: of the codes, other planes raw; of all planes: no coder reaches it. "
-        f"Ours: payload and index; † where that is above the order 0 of the codes. {provenance(result)}"
+        "Ours: payload and index; † where that is above the order 0 of the codes. zstd and xz: of the first 32 MiB at most. "
+        + provenance(result)
     )
     header = ["type", "data", "bytes", "order 0,<br>codes", "order 0,<br>all planes", "ours", "zstd -19", "xz -9"]
     return Table(header, rows, note, 2)

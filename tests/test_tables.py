@@ -59,7 +59,7 @@ def test_filling_twice_changes_nothing(repository: Path) -> None:
 
 def test_fills_what_has_results_and_leaves_the_rest(repository: Path) -> None:
     filled = tables.stale_documents(repository)[repository / "README.md"]
-    assert "| model | 2.00 | **1.50** | – | 1.90 | – | – | – | 4.500 → 3.375 | 25.00 % |\n" in filled
+    assert "| model | 2.00 | **1.50** | – | 1.90 | – | – | 4.500 → 3.375 | 25.00 % |\n" in filled
     assert "CPU, 2 cores; commit 01234567, 2026-01-02" in filled
     head, tail = DOCUMENT.split("<!-- table: sizes -->\n")
     assert filled.startswith(head + "<!-- table: sizes -->\n| model |")

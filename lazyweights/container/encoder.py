@@ -274,7 +274,7 @@ def analyse(
         pool.give(buffer)
         return run, counts
 
-    counted: list[planning.Counted] = []
+    planner = planning.Planner(lockstep)
     with ThreadPoolExecutor(1) as hasher:
         digest = hasher.submit(_sha256, source)
         current: Counts | None = None
@@ -291,12 +291,13 @@ def analyse(
                     coder = tensor_coder(span.type_id, span.shape[0])
                     n_rows = span.n_rows * span.outer
                     n_units = span.groups_per_outer * span.outer
-                    counted.append(planning.reduce_counts(run.span, coder, current, n_rows, n_units, lockstep))
+                    planner.add(planning.reduce_counts(run.span, coder, current, n_rows, n_units, lockstep))
                     current = None
             done += run.n_bytes
             if progress:
                 progress(Progress(done, source.size, 0, "analyse", spans[run.span].name))
-        return Analysis(*planning.make_plans(counted, lockstep), digest.result())
+        planner.finish()
+        return Analysis(planner.table_sets, planner.plans, planner.statistics, digest.result())
 
 
 def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:

@@ -35,8 +35,8 @@ from lazyweights.container.tensor_coder import (
     TensorPlan,
 )
 
-MAX_SET_CONTEXTS = 1 << 16
-"""Contexts that share one table set; more start a new set, which bounds the memory of planning (64 MiB)."""
+MAX_SET_CONTEXTS = 24576
+"""Contexts that share one table set; more start a new set, which bounds the memory of planning (1 KiB a context)."""
 
 MIN_SAVING = 1 / 512
 """Share of its bytes that coding must save, or the tensor stays verbatim."""
@@ -204,21 +204,47 @@ def _half_mode(low: np.ndarray) -> HalfMode:
     return HalfMode(LOW_RAW, sign)
 
 
-def make_plans(
-    counted: list[Counted], lockstep: bool
-) -> tuple[list[TableSet], dict[int, TensorPlan], dict[int, SpanStatistics]]:
-    """Build the table sets and the plan of each tensor that coding shrinks.
+class Planner:
+    """Makes table sets and plans from counted tensors, a batch at a time: the counts of a batch go when it is planned.
 
-    Returns
-    -------
+    Parameters
+    ----------
+    lockstep : bool
+        Preset `unit`.
+
+    Attributes
+    ----------
     table_sets : list of TableSet
-    plans : by `Counted.index`
-    statistics : by `Counted.index`, of every counted tensor
+    plans : dict
+        By `Counted.index`, of the tensors that coding shrinks.
+    statistics : dict
+        By `Counted.index`, of every counted tensor.
     """
-    table_sets: list[TableSet] = []
-    plans: dict[int, TensorPlan] = {}
-    statistics: dict[int, SpanStatistics] = {}
-    for batch in _batches(counted, lockstep):
+
+    def __init__(self, lockstep: bool) -> None:
+        self.table_sets: list[TableSet] = []
+        self.plans: dict[int, TensorPlan] = {}
+        self.statistics: dict[int, SpanStatistics] = {}
+        self._lockstep = lockstep
+        self._batch: list[Counted] = []
+        self._n_contexts = 0
+
+    def add(self, counted: Counted) -> None:
+        """Add the next tensor; plan the batch before it if the two together are too large."""
+        n = len(counted.contexts)
+        if (len(self._batch) >= MAX_TABLES) if self._lockstep else (self._n_contexts + n > MAX_SET_CONTEXTS):
+            self.finish()
+        self._batch.append(counted)
+        self._n_contexts += n
+
+    def finish(self) -> None:
+        """Plan the tensors that were added since the last time."""
+        batch, self._batch, self._n_contexts = self._batch, [], 0
+        if batch:
+            self._plan(batch)
+
+    def _plan(self, batch: list[Counted]) -> None:
+        lockstep = self._lockstep
         lengths, tables = _tables(batch, lockstep)
         freqs = np.zeros(lengths.shape, np.uint16)
         by_rans = set() if lockstep else _choose_rans(batch, lengths, tables, freqs)
@@ -228,10 +254,11 @@ def make_plans(
         for c in batch:
             mine = tables[start : start + len(c.contexts)]
             start += len(c.contexts)
-            statistics[c.index] = _statistics(c, lengths, mine, freqs if c.index in by_rans else None)
-            bits = statistics[c.index].coded_bits + _overhead_bits(c)
+            found = _statistics(c, lengths, mine, freqs if c.index in by_rans else None)
+            self.statistics[c.index] = found
+            bits = found.coded_bits + _overhead_bits(c)
             if lockstep:
-                bits += statistics[c.index].code_bits * LOCKSTEP_PADDING // 100
+                bits += found.code_bits * LOCKSTEP_PADDING // 100
             if bits < 8 * c.source_bytes * (1 - MIN_SAVING):
                 kept.append((c, mine))
                 used[mine] = True
@@ -241,13 +268,12 @@ def make_plans(
             numbers[c.contexts] = renumber[mine]
             _fill_unused(numbers[: 32 * c.n_sides], c.contexts[c.contexts < 32 * c.n_sides])
             _fill_unused(numbers[32 * c.n_sides :], c.contexts[c.contexts >= 32 * c.n_sides] - 32 * c.n_sides)
-            plans[c.index] = TensorPlan(
-                c.modes, c.bases, numbers[: 32 * c.n_sides].reshape(-1, 32), numbers[32 * c.n_sides :], len(table_sets),
-                RANS if c.index in by_rans else HUFFMAN,
+            self.plans[c.index] = TensorPlan(
+                c.modes, c.bases, numbers[: 32 * c.n_sides].reshape(-1, 32), numbers[32 * c.n_sides :],
+                len(self.table_sets), RANS if c.index in by_rans else HUFFMAN,
             )
         if kept:
-            table_sets.append(TableSet(lengths[used], freqs[used]))
-    return table_sets, plans, statistics
+            self.table_sets.append(TableSet(lengths[used], freqs[used]))
 
 
 def _overhead_bits(c: Counted) -> int:
@@ -255,19 +281,6 @@ def _overhead_bits(c: Counted) -> int:
     n_rows = c.source_bytes // c.coder.row_bytes
     lane_ends = LANE_END_BITS * min(N_LANES, -(-n_rows // (2 * c.n_units)))
     return c.n_units * (UNIT_BITS + max(lane_ends - c.raw_bits // c.n_units, 0)) + PLAN_BITS
-
-
-def _batches(counted: list[Counted], lockstep: bool) -> list[list[Counted]]:
-    batches: list[list[Counted]] = [[]]
-    n = 0
-    for c in counted:
-        full = len(batches[-1]) >= MAX_TABLES if lockstep else n + len(c.contexts) > MAX_SET_CONTEXTS
-        if batches[-1] and full:
-            batches.append([])
-            n = 0
-        batches[-1].append(c)
-        n += len(c.contexts)
-    return batches if batches[-1] else []
 
 
 def _tables(batch: list[Counted], lockstep: bool) -> tuple[np.ndarray, np.ndarray]:
