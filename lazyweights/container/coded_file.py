@@ -19,6 +19,7 @@ import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -472,23 +473,35 @@ def unpack_layout(header: Header, head: bytes, table: bytes) -> Layout:
 
 
 def _check_units(layout: Layout) -> None:
+    """Check kinds and sizes of all units at once; a wrong one is then looked up."""
+    spans = layout.head.spans
+    if not spans:
+        return
+    n_units = np.array([s.n_units for s in spans])
+    last = np.cumsum(n_units) - 1
+    source = np.repeat(np.array([s.unit_bytes(0) for s in spans], np.int64), n_units)
+    source[last] = [s.unit_bytes(int(n) - 1) for s, n in zip(spans, n_units, strict=True)]
+    for tensor, end, n in zip(spans, last.tolist(), n_units.tolist(), strict=True):
+        if tensor.is_coded and tensor.outer > 1:
+            per = tensor.groups_per_outer
+            source[end - n + per : end + 1 : per] = tensor.unit_bytes(per - 1)
+    coded = np.repeat(np.array([s.is_coded for s in spans]), n_units)
     kinds, sizes = layout.kinds, layout.sizes
-    for _, span, first, _ in layout.spans():
-        n = span.n_units
-        allowed = (RAW, CODED, CODED_UNFORCED, LOCKSTEP) if span.is_coded else (RAW, ZSTD, FILTERED)
-        wrong = ~np.isin(kinds[first : first + n], allowed)
-        if wrong.any():
-            k = int(np.argmax(wrong))
-            raise FormatError("a unit has a kind that its span cannot have", tensor=span.name or None, row_group=k,
-                              expected=allowed, found=int(kinds[first + k]))
-        source = np.full(n, span.unit_bytes(0), np.int64)
-        source[-1] = span.unit_bytes(n - 1)
-        if span.is_coded and span.outer > 1:
-            per = span.groups_per_outer
-            source[per - 1 :: per] = span.unit_bytes(per - 1)
-        raw = kinds[first : first + n] == RAW
-        wrong = np.where(raw, sizes[first : first + n] != source, sizes[first : first + n] >= source)
-        if wrong.any():
-            k = int(np.argmax(wrong))
-            raise LimitError("a unit has an impossible size", tensor=span.name or None, row_group=k,
-                             expected=f"<= {int(source[k])}", found=int(sizes[first + k]))
+    wrong_kind = ~np.where(coded, _ALLOWED[0][kinds], _ALLOWED[1][kinds])
+    wrong_size = np.where(kinds == RAW, sizes != source, sizes >= source)
+    wrong = wrong_kind | wrong_size
+    if not wrong.any():
+        return
+    k = int(np.argmax(wrong))
+    span = int(np.searchsorted(last, k))
+    where: dict[str, Any] = {"tensor": spans[span].name or None, "row_group": k - int(last[span] + 1 - n_units[span])}
+    if wrong_kind[k]:
+        allowed = np.flatnonzero(_ALLOWED[0 if coded[k] else 1]).tolist()
+        raise FormatError("a unit has a kind that its span cannot have", expected=allowed, found=int(kinds[k]), **where)
+    raise LimitError("a unit has an impossible size", expected=f"<= {int(source[k])}", found=int(sizes[k]), **where)
+
+
+_ALLOWED = np.zeros((2, 16), np.bool_)
+_ALLOWED[0][[RAW, CODED, CODED_UNFORCED, LOCKSTEP]] = True
+_ALLOWED[1][[RAW, ZSTD, FILTERED]] = True
+"""Kinds of units that coded and verbatim spans may have."""
