@@ -35,7 +35,7 @@ from lazyweights.container.tensor_coder import (
     TensorPlan,
 )
 
-MAX_SET_CONTEXTS = 24576
+MAX_SET_CONTEXTS = 32768
 """Contexts that share one table set; more start a new set, which bounds the memory of planning (1 KiB a context)."""
 
 MIN_SAVING = 1 / 512

@@ -433,7 +433,7 @@ class TensorCoder:
         n_groups = -(-len(packed) // TILE_ROWS)
         sizes = np.zeros(n_groups, np.int64)
         unforced = np.zeros(n_groups, np.bool_)
-        out = np.empty(packed.size // 2 + 4096, np.uint32)
+        out = np.empty(packed.size * 9 // 32 + 4096, np.uint32)  # a group that coding makes larger is stored raw
         n_words = group_encode.encode_groups(
             len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, arrays.raw_values, p.meta, p.sides,
             p.halves, p.byte_fields, p.raws, p.levels, entries, plan.side_tables, plan.cell_tables,
