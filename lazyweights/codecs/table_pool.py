@@ -141,7 +141,10 @@ def build_pool(
     largest = counts
     if len(counts) > MAX_CLUSTERED:
         order = np.argsort(-counts.sum(axis=1, dtype=np.int64), kind="stable")
-        largest = counts[np.sort(order[:MAX_CLUSTERED])]
+        chosen = np.sort(order[:MAX_CLUSTERED])
+        # Groups of small contexts, such as those of many short tensors, take part as their sums.
+        others = np.setdiff1d(np.arange(len(group_counts)), group_of[chosen])
+        largest = np.concatenate([counts[chosen], np.minimum(group_counts[others], (1 << 32) - 1).astype(np.uint32)])
     for _ in range(n_rounds):
         table_of = _sizes(largest, lengths).argmin(axis=1)
         lengths, table_of = _rebuild(largest, table_of)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from lazyweights.codecs import table_pool
 from lazyweights.codecs.canonical import check_lengths
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.table_pool import MAX_TABLES, TABLE_COST_BITS, build_pool
@@ -164,3 +165,16 @@ def test_any_counts(drawn: tuple[np.ndarray, np.ndarray, int]) -> None:
     counts[:, ::36] = few
     counts[:, 0] += counts.sum(axis=1) == 0  # every context has a symbol
     check_pool(counts, groups, n_tables=n_tables)
+
+
+def test_groups_of_small_contexts_keep_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many short tensors with codes of their own, beside so many large contexts that no single short one is looked at."""
+    monkeypatch.setattr(table_pool, "MAX_CLUSTERED", 50)
+    rng = np.random.default_rng(3)
+    large = geometric_contexts(rng, 100)
+    small = np.zeros((200, 256), np.uint32)
+    small[:, 200:204] = rng.integers(1, 4, (200, 4))
+    counts = np.concatenate([large, small])
+    groups = np.concatenate([np.arange(100) % 10, np.full(200, 99)])
+    lengths, table_of = build_pool(counts, groups)
+    assert pool_bits(small, lengths, table_of[100:]) <= 2.1 * int(small.sum())
