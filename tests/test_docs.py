@@ -252,7 +252,8 @@ def test_documents_that_the_package_names_exist() -> None:
 def test_nothing_of_this_machine(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"(?<![\w.])/(?:work|home|root|tmp|mnt)/", text)
-    assert max(len(line) for line in prose(text).splitlines() if "|" not in line and "](" not in line) <= 130
+    written = re.sub(r"<!-- table: .*?<!-- /table -->", "", prose(text), flags=re.DOTALL)  # tables are generated
+    assert max(len(line) for line in written.splitlines() if "|" not in line and "](" not in line) <= 130
 
 
 def main() -> None:
