@@ -16,6 +16,7 @@ import common
 import numpy as np
 
 from lazyweights.codecs import canonical, lane_kernels, rans
+from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.table_pool import coded_bits, effective_lengths, sum_rows
 from lazyweights.container import encoder, planning
 from lazyweights.container.unit_codec import tensor_coder
@@ -100,7 +101,7 @@ def decode_speed(runs: int) -> dict[str, Any]:
     tables = np.zeros((2, CELLS, 32), np.uint8)
     width = CELLS * CELL_LENGTH
     strides = (width, CELL_LENGTH, 1, 2 * width)
-    lengths = canonical.flat_lengths()[None] if not counts.any() else _lengths(counts)
+    lengths = code_lengths(counts)[None]
     # Huffman: two copies of the tile, as row groups are decoded in pairs.
     lane_words = np.zeros((32, width), np.uint32)
     buf, consumed = np.zeros(32, np.uint64), np.zeros(32, np.int64)
@@ -147,12 +148,6 @@ def decode_speed(runs: int) -> dict[str, Any]:
         "rans_msymbols": _rates(by_rans, symbols.size, runs),
         "note": "symbol decoders alone, one table, one thread",
     }
-
-
-def _lengths(counts: np.ndarray) -> np.ndarray:
-    from lazyweights.codecs.package_merge import code_lengths
-
-    return code_lengths(counts)[None]
 
 
 def _rates(function: Any, n_symbols: int, runs: int) -> list[float]:

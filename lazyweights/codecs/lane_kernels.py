@@ -23,7 +23,6 @@ from lazyweights.codecs import vector_kernels as _vector
 
 OK, NO_CODEWORD, OUTPUT_FULL = 0, 1, 2
 
-N_SIDE_CONTEXTS = 32
 NO_CONTEXT, RUNNING_MEAN, OTHER_PLANE = 0, 1, 2
 """How a side plane selects its table: not at all; by the running mean of the row so far; by another plane."""
 

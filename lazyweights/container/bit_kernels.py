@@ -39,6 +39,21 @@ def pack_bits(values: np.ndarray, n_bits: int, out: np.ndarray, at: int) -> int:
     return at + n_bits * flat.size
 
 
+@njit(inline="always")
+def _load64(packed: np.ndarray, k: int) -> int:
+    """The eight bytes from k on as one number, the first one highest."""
+    return (
+        (uint64(packed[k]) << uint64(56))
+        | (uint64(packed[k + 1]) << uint64(48))
+        | (uint64(packed[k + 2]) << uint64(40))
+        | (uint64(packed[k + 3]) << uint64(32))
+        | (uint64(packed[k + 4]) << uint64(24))
+        | (uint64(packed[k + 5]) << uint64(16))
+        | (uint64(packed[k + 6]) << uint64(8))
+        | uint64(packed[k + 7])
+    )
+
+
 @njit(cache=True, nogil=True)
 def unpack_bits(packed: np.ndarray, at: int, n_bits: int, out: np.ndarray) -> int:
     """Read values of `n_bits` (0 .. 32) from bit `at` on into the 1-D array `out`; return the bit behind the last."""
@@ -58,16 +73,7 @@ def unpack_bits(packed: np.ndarray, at: int, n_bits: int, out: np.ndarray) -> in
         step = 56 // n_bits
         while start + step <= n:
             k = at >> 3
-            x = (
-                (uint64(packed[k]) << uint64(56))
-                | (uint64(packed[k + 1]) << uint64(48))
-                | (uint64(packed[k + 2]) << uint64(40))
-                | (uint64(packed[k + 3]) << uint64(32))
-                | (uint64(packed[k + 4]) << uint64(24))
-                | (uint64(packed[k + 5]) << uint64(16))
-                | (uint64(packed[k + 6]) << uint64(8))
-                | uint64(packed[k + 7])
-            ) << uint64(at & 7)
+            x = _load64(packed, k) << uint64(at & 7)
             for i in range(step):
                 out[start + i] = x >> down
                 x = x << uint64(n_bits)
@@ -75,16 +81,7 @@ def unpack_bits(packed: np.ndarray, at: int, n_bits: int, out: np.ndarray) -> in
             at += step * n_bits
     for i in range(start, n):
         k = at >> 3
-        x = (
-            (uint64(packed[k]) << uint64(56))
-            | (uint64(packed[k + 1]) << uint64(48))
-            | (uint64(packed[k + 2]) << uint64(40))
-            | (uint64(packed[k + 3]) << uint64(32))
-            | (uint64(packed[k + 4]) << uint64(24))
-            | (uint64(packed[k + 5]) << uint64(16))
-            | (uint64(packed[k + 6]) << uint64(8))
-            | uint64(packed[k + 7])
-        )
+        x = _load64(packed, k)
         out[i] = (x << uint64(at & 7)) >> down
         at += n_bits
     return at

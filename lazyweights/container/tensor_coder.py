@@ -311,13 +311,8 @@ class TensorCoder:
             codes = (codes >> self.wide_bits).astype(np.uint8)
         raw_values = np.concatenate(raws, axis=1) if raws else np.zeros((n_rows, 0), np.uint32)
         if layout.codes_per_symbol > 1:
-            codes = symbol_kernels.pack_codes(codes, self.cell_codes, layout.codes_per_symbol, self._packed_bits)
+            codes = symbol_kernels.pack_codes(codes, self.cell_codes, layout.codes_per_symbol, self.layout.code_bits)
         return PlaneArrays(half_values, byte_values, codes, raw_values)
-
-    @property
-    def _packed_bits(self) -> int:
-        """Bits that one code takes inside a symbol."""
-        return self.layout.code_bits
 
     def join(self, arrays: PlaneArrays, packed: np.ndarray) -> None:
         """Pack plane arrays into rows, uint8 (rows, row_bytes); inverse of `split`."""
@@ -333,7 +328,7 @@ class TensorCoder:
         n = n_rows * (self.columns // self.type.block_size)
         codes = arrays.symbols
         if layout.codes_per_symbol > 1:
-            codes = symbol_kernels.unpack_codes(codes, self.cell_codes, layout.codes_per_symbol, self._packed_bits)
+            codes = symbol_kernels.unpack_codes(codes, self.cell_codes, layout.codes_per_symbol, self.layout.code_bits)
         planes: dict[str, np.ndarray] = {}
         for i, half in enumerate(layout.halves):
             planes[half.name] = arrays.half_values[i].reshape(n, -1)
