@@ -21,6 +21,12 @@ MAX_TABLES = 255
 TABLE_COST_BITS = 800
 """What a table must save to be kept: about what its lengths take in the file."""
 
+TABLES_OF_ONE_TENSOR = 12
+"""Tables that the cells of one tensor use at most: a decoder is fast while they fit its first cache, 4 KiB each."""
+
+NO_OWNER = -1
+"""Owner of a context that may use any table."""
+
 MAX_CLUSTERED = 8192
 """Contexts that take part in the search; with more, the largest ones."""
 
@@ -111,7 +117,7 @@ def _constant_tables(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def build_pool(
-    counts: np.ndarray, groups: np.ndarray, n_tables: int = 64, n_rounds: int = 3
+    counts: np.ndarray, groups: np.ndarray, owners: np.ndarray | None = None, n_tables: int = 96, n_rounds: int = 3
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cluster contexts into tables.
 
@@ -121,9 +127,10 @@ def build_pool(
         Symbol counts; every context has at least one symbol.
     groups : ndarray of int, shape (n_contexts,)
         Contexts that mean the same in different tensors share a group; the search starts from the groups' sums.
+    owners : ndarray of int, shape (n_contexts,), optional
+        Contexts of one owner >= 0 (the cells of a tensor) share at most TABLES_OF_ONE_TENSOR tables; NO_OWNER: no limit.
     n_tables : int
-        Tables the search starts from, at most MAX_TABLES; tables for constant contexts come on top. More make the file a
-        little smaller, but then those in use no longer fit the processor's first cache, and decoding slows down.
+        Tables the search starts from, at most MAX_TABLES; tables for constant contexts come on top.
     n_rounds : int
         Rounds of assignment and rebuilding.
 
@@ -152,7 +159,29 @@ def build_pool(
     if largest is not counts:
         for _ in range(2):
             lengths, table_of = _rebuild(counts, _sizes(counts, lengths).argmin(axis=1))
+    if owners is not None:
+        for _ in range(2):
+            lengths, table_of = _rebuild(counts, _limit_tables(counts, lengths, owners))
     return lengths, table_of
+
+
+def _limit_tables(counts: np.ndarray, lengths: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Return the best table of each context such that no owner has more than TABLES_OF_ONE_TENSOR of them.
+
+    An owner gives up its tables one by one, the one first that costs it the least.
+    """
+    sizes = _sizes(counts, lengths)
+    table_of = sizes.argmin(axis=1)
+    for owner in np.unique(owners[owners != NO_OWNER]):
+        mine = np.flatnonzero(owners == owner)
+        used = np.unique(table_of[mine])
+        while len(used) > TABLES_OF_ONE_TENSOR:
+            own_sizes = sizes[np.ix_(mine, used)]
+            two_best = np.partition(own_sizes, 1, axis=1)
+            lost = np.bincount(own_sizes.argmin(axis=1), two_best[:, 1] - two_best[:, 0], minlength=len(used))
+            used = np.delete(used, int(lost.argmin()))
+        table_of[mine] = used[sizes[np.ix_(mine, used)].argmin(axis=1)]
+    return table_of
 
 
 def _drop_small(counts: np.ndarray, lengths: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

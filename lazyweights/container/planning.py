@@ -10,7 +10,7 @@ import numpy as np
 from lazyweights.codecs import N_LANES
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.rans import normalized_freqs
-from lazyweights.codecs.table_pool import MAX_TABLES, build_pool, coded_bits, effective_lengths, sum_rows
+from lazyweights.codecs.table_pool import MAX_TABLES, NO_OWNER, build_pool, coded_bits, effective_lengths, sum_rows
 from lazyweights.container.coded_file import TableSet
 from lazyweights.container.stream_layout import (
     FORCED_ABS_127,
@@ -289,7 +289,8 @@ def _tables(batch: list[Counted], lockstep: bool) -> tuple[np.ndarray, np.ndarra
         return np.stack([code_lengths(c.counts[0]) for c in batch]), np.arange(len(batch))
     counts = np.concatenate([c.counts for c in batch])
     groups = np.concatenate([c.contexts + 4096 * c.coder.type.type_id + (c.n_sides << 20) for c in batch])
-    return build_pool(counts, groups)
+    owners = np.concatenate([np.where(c.contexts >= 32 * c.n_sides, i, NO_OWNER) for i, c in enumerate(batch)])
+    return build_pool(counts, groups, owners)
 
 
 def _choose_rans(batch: list[Counted], lengths: np.ndarray, tables: np.ndarray, freqs: np.ndarray) -> set[int]:
