@@ -75,14 +75,14 @@ def _fill(lengths: np.ndarray, tables: np.ndarray) -> None:
                 n_used += 1
                 last = s
         if n_used == 1:
-            tables[t, :] = last
+            tables[t, :] = last << 8
             continue
         position = 0
         for length in range(1, 12):
             run = 1 << (11 - length)
             for s in range(n_symbols):
                 if lengths[t, s] == length:
-                    entry = s | (length << 8)
+                    entry = (s << 8) | length
                     for k in range(position, position + run):
                         tables[t, k] = entry
                     position += run
@@ -99,7 +99,7 @@ def decode_tables(lengths: np.ndarray) -> np.ndarray:
     Returns
     -------
     ndarray of uint16, shape ((n_tables + 1) * 2048 + 16,)
-        Table t starts at ``t * 2048``. The null table (symbol 0, length 0) is number `n_tables`.
+        Table t starts at ``t * 2048``; an entry is ``symbol << 8 | length``. The null table (symbol 0, length 0) is number `n_tables`.
         The 16 entries at the end are padding for wide loads.
 
     Raises

@@ -256,13 +256,13 @@ def _decode_cells_scalar(
             for lane in range(n_lanes):
                 b = buf[lane]
                 entry = tables[offsets[cell, lane] + np.int64(b >> uint64(53))]
-                length = entry >> 8
+                length = entry & 15
                 buf[lane] = b << uint64(length)
                 held[lane] -= length
                 if shift == 0:
-                    out[cell, quad, lane] = uint32(entry & 255)
+                    out[cell, quad, lane] = uint32(entry >> 8)
                 else:
-                    out[cell, quad, lane] |= uint32(entry & 255) << shift
+                    out[cell, quad, lane] |= uint32(entry >> 8) << shift
     pos[0] = p
 
 
@@ -298,10 +298,10 @@ def _decode_side_scalar(
                 context = np.int64(other[column, lane] >> 3)
             b = buf[lane]
             entry = tables[offsets[context] + np.int64(b >> uint64(53))]
-            length = entry >> 8
+            length = entry & 15
             buf[lane] = b << uint64(length)
             held[lane] -= length
-            symbol = np.int32(entry & 255)
+            symbol = np.int32(entry >> 8)
             out[column, lane] = symbol
             if kind == 1:
                 if column == 0:
@@ -473,10 +473,10 @@ def decode_lockstep(words: np.ndarray, tables: np.ndarray, out: np.ndarray) -> N
                     k += 32
                     n += 32
                 entry = tables[np.int64(b >> uint64(53))]
-                length = entry >> 8
+                length = entry & 15
                 b = b << uint64(length)
                 n -= length
-                out[row, column] = entry & 255
+                out[row, column] = entry >> 8
 
 
 def new_state() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -142,7 +142,7 @@ def decode_lanes_reference(
             lane = row // 2
             window = int("".join(map(str, held[lane][:11])), 2)
             entry = int(decode[2048 * tables[row][cell] + window])
-            rows[row][cell][position] = entry & 255
-            del held[lane][: entry >> 8]
+            rows[row][cell][position] = entry >> 8
+            del held[lane][: entry & 255]
     left_over = [bit for lane in held for bit in lane]
     return rows, left_over, len(words) if layout == "lockstep" else pointer

@@ -1,0 +1,184 @@
+"""What the vector kernels are made of: LLVM IR for 32-lane decoders on CPUs with AVX-512.
+
+LLVM's loop vectoriser cannot see that the words of the demand layout are an *expand load* (the i-th lane that needs a word
+takes the i-th next word), so the kernels emit the vector instructions themselves, through `numba.extending.intrinsic`.
+
+**State of a lane.** ``hi`` and ``lo`` are its two newest words; ``used`` is the number of bits of ``hi:lo`` that are decoded,
+less one. Less one, so that it is 0 .. 31 after a refill and fits the instruction that shifts by a number modulo 32. What one
+step of 16 lanes does for two symbols:
+
+    need = used >= 32                          compare to a mask
+    hi, used = lo, used - 32  where need
+    lo = expand_load(words + pos, need)        vpexpandd
+    pos += popcount(need)
+    window = (hi:lo << used) << 1              vpshldvd
+    entry = gather(tables + (table:window << 11))
+    window <<= length of entry                 and the same again for the second symbol
+    used += both lengths
+
+Two codewords take at most 22 bits, so both are in the window.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import cgutils
+
+
+def _cpu_has_avx512() -> bool:
+    features = llvmlite.binding.get_host_cpu_features()
+    needed = ("avx512f", "avx512vl", "avx512bw", "avx512vbmi", "avx512vbmi2")
+    return all(features.get(name, False) for name in needed)
+
+
+AVAILABLE = _cpu_has_avx512()
+
+N = 16
+"""Lanes of a vector."""
+
+I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+VEC = ir.VectorType(I32, N)
+VEC8 = ir.VectorType(I8, N)
+MASK = ir.VectorType(ir.IntType(1), N)
+
+State = list[Any]
+"""Values of hi, lo and used of 16 lanes."""
+
+
+def splat(value: int) -> ir.Constant:
+    return ir.Constant(VEC, [value] * N)
+
+
+class Emitter:
+    """Emits LLVM IR for the steps of the decoders; one vector holds 16 lanes."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+        self.b = builder
+        self._context = context
+        self._signature = signature
+        self._args = args
+
+    def data(self, i: int) -> Any:
+        """Return the data pointer of array argument i."""
+        return self._context.make_array(self._signature.args[i])(self._context, self.b, self._args[i]).data
+
+    def call(self, name: str, result: Any, *args: Any) -> Any:
+        kind = ir.FunctionType(result, [a.type for a in args])
+        return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), args)
+
+    def index(self, value: int) -> Any:
+        return ir.Constant(I64, value)
+
+    def load(self, pointer: Any, at: Any, kind: Any = VEC) -> Any:
+        value = self.b.load(self.b.bitcast(self.b.gep(pointer, [at]), kind.as_pointer()))
+        value.align = 1
+        return value
+
+    def store(self, value: Any, pointer: Any, at: Any) -> None:
+        self.b.store(value, self.b.bitcast(self.b.gep(pointer, [at]), value.type.as_pointer())).align = 1
+
+    def broadcast(self, scalar: Any) -> Any:
+        """Return an int32 (or a bit) in all lanes."""
+        kind = MASK if scalar.type.width == 1 else VEC
+        undefined = ir.Constant(kind, ir.Undefined)
+        first = self.b.insert_element(undefined, scalar, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(first, undefined, ir.Constant(VEC, [0] * N))
+
+    def gather(self, pointer: Any, offsets: Any, scale: int) -> Any:
+        everywhere = ir.Constant(MASK, [1] * N)
+        base = self.b.bitcast(pointer, I8.as_pointer())
+        name = "llvm.x86.avx512.mask.gather.dpi.512"
+        return self.call(name, VEC, splat(0), base, offsets, everywhere, ir.Constant(I32, scale))
+
+    def shift_left_joined(self, high: Any, low: Any, amount: Any) -> Any:
+        """Return the high 32 bits of ``high:low << (amount % 32)``."""
+        return self.call("llvm.fshl.v16i32", VEC, high, low, amount)
+
+    def look_up_32(self, table: list[Any], index: Any) -> Any:
+        """Return entries of a table of 32 numbers held in two vectors."""
+        return self.call("llvm.x86.avx512.vpermi2var.d.512", VEC, table[0], index, table[1])
+
+    def clamp(self, value: Any, low: int, high: int) -> Any:
+        value = self.call("llvm.smax.v16i32", VEC, value, splat(low))
+        return self.call("llvm.smin.v16i32", VEC, value, splat(high))
+
+    def refill(self, state: State, words: Any, pos: Any, last: Any, allowed: Any = None) -> tuple[State, Any]:
+        """Return (state, pos) after lanes that hold fewer than 32 bits took their next word (where `allowed`, a mask)."""
+        b = self.b
+        hi, lo, used = state
+        need = b.icmp_signed(">=", used, splat(32))
+        if allowed is not None:
+            need = b.and_(need, allowed)
+        hi = b.select(need, lo, hi)
+        lo = self.call("llvm.masked.expandload.v16i32", VEC, b.gep(words, [pos]), need, lo)
+        used = b.select(need, b.sub(used, splat(32)), used)
+        count = self.call("llvm.ctpop.i16", I16, b.bitcast(need, I16))
+        pos = b.add(pos, b.zext(count, I64))
+        pos = b.select(b.icmp_signed("<", pos, last), pos, last)
+        return [hi, lo, used], pos
+
+    def window(self, state: State) -> Any:
+        """Return the next 31 bits of each lane, left-aligned."""
+        hi, lo, used = state
+        return self.b.shl(self.shift_left_joined(hi, lo, used), splat(1))
+
+    def decode(self, window: Any, tables: Any, table: Any) -> tuple[Any, Any]:
+        """Return (entry, length) of the codeword at the front of each window; a symbol is ``entry >> 8 & 255``."""
+        entry = self.gather(tables, self.shift_left_joined(table, window, splat(11)), 2)
+        return entry, self.b.and_(entry, splat(15))
+
+    def place_symbol(self, entry: Any, place: int) -> Any:
+        """Return the symbol of an entry as byte `place` of a word."""
+        b = self.b
+        moved = b.lshr(entry, splat(8)) if place == 0 else b.shl(entry, splat(8 * place - 8)) if place > 1 else entry
+        return b.and_(moved, splat(255 << (8 * place)))
+
+    def state_variables(self, arrays: list[Any], n_vectors: int = 2) -> list[list[Any]]:
+        """Load hi, lo, used of all vectors into variables (LLVM turns them into registers)."""
+        return [
+            [cgutils.alloca_once_value(self.b, self.load(array, self.index(N * v))) for array in arrays]
+            for v in range(n_vectors)
+        ]
+
+    def store_state(self, variables: list[list[Any]], arrays: list[Any]) -> None:
+        for v, of_vector in enumerate(variables):
+            for variable, array in zip(of_vector, arrays, strict=True):
+                self.store(self.b.load(variable), array, self.index(N * v))
+
+    def get(self, variables: list[Any]) -> State:
+        return [self.b.load(v) for v in variables]
+
+    def set(self, variables: list[Any], values: State) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            self.b.store(value, variable)
+
+    def transpose_quads(self, quads: list[Any]) -> list[Any]:
+        """Turn four vectors (quad q of 16 lanes) into sixteen 128-bit vectors (the four quads of each lane)."""
+        b = self.b
+
+        def shuffle(x: Any, y: Any, mask: list[int], width: int = N) -> Any:
+            return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, width), mask))
+
+        # Within each 128-bit part: lanes 4p .. 4p + 3.
+        def unpack(x: Any, y: Any, high: int) -> Any:
+            mask = []
+            for part in range(4):
+                for k in (0, 1):
+                    mask += [4 * part + 2 * high + k, 16 + 4 * part + 2 * high + k]
+            return shuffle(x, y, mask)
+
+        def join(x: Any, y: Any, high: int) -> Any:
+            mask = []
+            for part in range(4):
+                at = 4 * part + 2 * high
+                mask += [at, at + 1, 16 + at, 16 + at + 1]
+            return shuffle(x, y, mask)
+
+        ab = [unpack(quads[0], quads[1], h) for h in range(2)]
+        cd = [unpack(quads[2], quads[3], h) for h in range(2)]
+        # rows[k]: in each 128-bit part p the quads of lane 4 p + k.
+        rows = [join(ab[k // 2], cd[k // 2], k % 2) for k in range(4)]
+        return [shuffle(rows[lane % 4], rows[lane % 4], [4 * (lane // 4) + i for i in range(4)], 4) for lane in range(N)]
