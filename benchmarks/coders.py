@@ -115,12 +115,12 @@ def decode_speed(runs: int) -> dict[str, Any]:
     flat = canonical.decode_tables(lengths)
     offsets = np.zeros((2, CELLS, 32), np.int32)
     out = np.zeros(2 * 64 * width, np.uint8)
-    positions = np.zeros((2, CELLS, 32), np.int32)
+    positions = np.zeros(CELLS * 32, np.int32)
 
     def huffman() -> None:
         state, held, pos = np.zeros((2, 32), np.uint64), np.zeros((2, 32), np.int32), np.zeros(2, np.int64)
         for phase in range(2):
-            bases = np.array([phase * width, (64 + phase) * width], np.int64)
+            bases = np.array([phase * width, (64 + phase) * width, 0, 0], np.int64)
             lane_kernels.decode_cells_pair(
                 words, words.size, flat, offsets, CELL_LENGTH, out, bases, np.array([2 * width, CELL_LENGTH]), False,
                 positions, state, held, pos,

@@ -99,7 +99,8 @@ def decode_tables(lengths: np.ndarray) -> np.ndarray:
     Returns
     -------
     ndarray of uint16, shape ((n_tables + 1) * 2048 + 16,)
-        Table t starts at ``t * 2048``; an entry is ``symbol << 8 | length``. The null table (symbol 0, length 0) is number `n_tables`.
+        Table t starts at ``t * 2048``; an entry is ``symbol << 8 | length``.
+        The null table (symbol 0, length 0) is number `n_tables`.
         The 16 entries at the end are padding for wide loads.
 
     Raises

@@ -206,25 +206,38 @@ def order_words(
 def left_over_bits(buf: np.ndarray, held: np.ndarray, out: np.ndarray, first_bit: int) -> int:
     """Write the decoder's left-over bits of lanes 0 .. 31 to `out` from bit `first_bit` on; return their number.
 
-    `out` is uint8, zero where it is written to, most significant bit first.
+    `out` is uint8, most significant bit first; up to eight bytes behind the bits are written too. Where `out` is too short
+    for 32 lanes, nothing is written.
     """
-    at = first_bit
+    total = 0
+    for lane in range(32):
+        total += max(held[lane], 0)
+    if first_bit + total + 128 > 8 * out.size:
+        return total
+    byte = np.uint64(first_bit >> 3)
+    n_pending = first_bit & 7
+    pending = uint64(out[byte]) >> uint64(8 - n_pending)
     for lane in range(32):
         n = held[lane]
         if n <= 0:
             continue
-        b = buf[lane] & ~((uint64(1) << uint64(64 - n)) - uint64(1))
-        left = n
-        while left > 0:
-            k = at >> 3
-            shift = at & 7
-            if k < out.size:
-                out[k] |= np.uint8((b >> uint64(56 + shift)) & uint64(0xFF))
-            step = min(8 - shift, left)
+        b = buf[lane]
+        while n > 0:
+            step = min(n, 32)
+            pending = (pending << uint64(step)) | (b >> uint64(64 - step))
             b = b << uint64(step)
-            at += step
-            left -= step
-    return at - first_bit
+            n -= step
+            n_pending += step
+            if n_pending >= 32:
+                n_pending -= 32
+                word = pending >> uint64(n_pending)
+                for k in range(np.uint64(4)):
+                    out[byte + k] = np.uint8((word >> (uint64(24) - uint64(8) * k)) & uint64(255))
+                byte += np.uint64(4)
+    word = pending << uint64(40 - n_pending)
+    for k in range(np.uint64(5)):
+        out[byte + k] = np.uint8((word >> (uint64(32) - uint64(8) * k)) & uint64(255))
+    return total
 
 
 @njit(cache=True, nogil=True)
@@ -367,7 +380,7 @@ def _decode_cells_pair_scalar(
 ) -> None:
     """Scalar twin of `vector_kernels.decode_cells_pair`; same arguments."""
     packed = np.empty((offsets.shape[1], (cell_length + 3) // 4, 32), np.uint32)
-    for s in range(2):
+    for s in range(buf.shape[0]):
         _decode_cells_scalar(
             words, limit, tables, offsets[s], cell_length, 32, packed, buf[s], held[s], pos[s : s + 1]
         )
@@ -380,11 +393,12 @@ def _decode_cells_pair_scalar(
             if nibbles:
                 for lane in range(32):
                     at = bases[s] + cell * strides[1] + lane * strides[0]
-                    put_forced_nibbles(out[at : at + 16], np.int64(positions[s, cell, lane]))
+                    position = positions[bases[buf.shape[0] + s] + 32 * cell + lane]
+                    put_forced_nibbles(out[at : at + 16], np.int64(position))
 
 
 @njit(cache=True, nogil=True)
-def _decode_side_pair_scalar(
+def _decode_side_streams_scalar(
     words: np.ndarray,
     limit: int,
     tables: np.ndarray,
@@ -397,8 +411,8 @@ def _decode_side_pair_scalar(
     held: np.ndarray,
     pos: np.ndarray,
 ) -> None:
-    """Scalar twin of `vector_kernels.decode_side_pair`; same arguments."""
-    for s in range(2):
+    """Scalar twin of `vector_kernels.decode_side_streams`; same arguments."""
+    for s in range(buf.shape[0]):
         _decode_side_scalar(
             words, limit, tables, offsets, kind, base, other[s], 32, out[s], buf[s], held[s], pos[s : s + 1]
         )
@@ -408,12 +422,12 @@ if _vector.AVAILABLE:
     decode_cells_phase = _vector.decode_cells_phase
     decode_side_phase = _vector.decode_side_phase
     decode_cells_pair = _vector.decode_cells_pair
-    decode_side_pair = _vector.decode_side_pair
+    decode_side_streams = _vector.decode_side_streams
 else:
     decode_cells_phase = _decode_cells_scalar
     decode_side_phase = _decode_side_scalar
     decode_cells_pair = _decode_cells_pair_scalar
-    decode_side_pair = _decode_side_pair_scalar
+    decode_side_streams = _decode_side_streams_scalar
 
 
 @njit(cache=True, nogil=True)

@@ -21,7 +21,7 @@ MAX_TABLES = 255
 TABLE_COST_BITS = 800
 """What a table must save to be kept: about what its lengths take in the file."""
 
-TABLES_OF_ONE_TENSOR = 12
+TABLES_OF_ONE_TENSOR = 10
 """Tables that the cells of one tensor use at most: a decoder is fast while they fit its first cache, 4 KiB each."""
 
 NO_OWNER = -1

@@ -3,18 +3,20 @@
 LLVM's loop vectoriser cannot see that the words of the demand layout are an *expand load* (the i-th lane that needs a word
 takes the i-th next word), so the kernels emit the vector instructions themselves, through `numba.extending.intrinsic`.
 
-**State of a lane.** ``hi`` and ``lo`` are its two newest words; ``used`` is the number of bits of ``hi:lo`` that are decoded,
-less one. Less one, so that it is 0 .. 31 after a refill and fits the instruction that shifts by a number modulo 32. What one
-step of 16 lanes does for two symbols:
+**State of a lane.** ``hi`` and ``lo`` are its two newest words; ``left`` is the number of bits of ``hi`` that are not decoded
+yet, negative where some of ``lo`` are decoded too. Only the low six bits of `left` count (as a number of -32 .. 31): what is
+above them, subtracting whole table entries leaves as it may. A table entry is ``symbol << 8 | length``. What one step of 16
+lanes does for two symbols:
 
-    need = used >= 32                          compare to a mask
-    hi, used = lo, used - 32  where need
+    need = left & 32                           to a mask
+    hi = lo  where need
     lo = expand_load(words + pos, need)        vpexpandd
     pos += popcount(need)
-    window = (hi:lo << used) << 1              vpshldvd
+    left = left & 31
+    window = (hi:lo >> left) & 0xFFFFFFFF      vpshrdvd
     entry = gather(tables + (table:window << 11))
-    window <<= length of entry                 and the same again for the second symbol
-    used += both lengths
+    window = rotate_left(window, entry & 31)   and the same again for the second symbol
+    left -= both entries
 
 Two codewords take at most 22 bits, so both are in the window.
 """
@@ -45,7 +47,7 @@ VEC8 = ir.VectorType(I8, N)
 MASK = ir.VectorType(ir.IntType(1), N)
 
 State = list[Any]
-"""Values of hi, lo and used of 16 lanes."""
+"""Values of hi, lo and left of 16 lanes."""
 
 
 def splat(value: int) -> ir.Constant:
@@ -108,27 +110,32 @@ class Emitter:
     def refill(self, state: State, words: Any, pos: Any, last: Any, allowed: Any = None) -> tuple[State, Any]:
         """Return (state, pos) after lanes that hold fewer than 32 bits took their next word (where `allowed`, a mask)."""
         b = self.b
-        hi, lo, used = state
-        need = b.icmp_signed(">=", used, splat(32))
+        hi, lo, left = state
+        need = b.icmp_unsigned("!=", b.and_(left, splat(32)), splat(0))
         if allowed is not None:
             need = b.and_(need, allowed)
         hi = b.select(need, lo, hi)
         lo = self.call("llvm.masked.expandload.v16i32", VEC, b.gep(words, [pos]), need, lo)
-        used = b.select(need, b.sub(used, splat(32)), used)
+        clean = b.and_(left, splat(31))
+        # A lane that may not take a word keeps its state as it is; what it decodes meanwhile is not used.
+        left = clean if allowed is None else b.select(allowed, clean, left)
         count = self.call("llvm.ctpop.i16", I16, b.bitcast(need, I16))
         pos = b.add(pos, b.zext(count, I64))
         pos = b.select(b.icmp_signed("<", pos, last), pos, last)
-        return [hi, lo, used], pos
+        return [hi, lo, left], pos
 
     def window(self, state: State) -> Any:
-        """Return the next 31 bits of each lane, left-aligned."""
-        hi, lo, used = state
-        return self.b.shl(self.shift_left_joined(hi, lo, used), splat(1))
+        """Return the next 32 bits of each lane."""
+        hi, lo, left = state
+        return self.call("llvm.fshr.v16i32", VEC, hi, lo, left)
 
-    def decode(self, window: Any, tables: Any, table: Any) -> tuple[Any, Any]:
-        """Return (entry, length) of the codeword at the front of each window; a symbol is ``entry >> 8 & 255``."""
-        entry = self.gather(tables, self.shift_left_joined(table, window, splat(11)), 2)
-        return entry, self.b.and_(entry, splat(15))
+    def decode(self, window: Any, tables: Any, table: Any) -> Any:
+        """Return the table entry of the codeword at the front of each window."""
+        return self.gather(tables, self.shift_left_joined(table, window, splat(11)), 2)
+
+    def skip(self, window: Any, entry: Any) -> Any:
+        """Return the window behind the codeword of `entry`."""
+        return self.shift_left_joined(window, window, entry)
 
     def place_symbol(self, entry: Any, place: int) -> Any:
         """Return the symbol of an entry as byte `place` of a word."""
@@ -136,17 +143,41 @@ class Emitter:
         moved = b.lshr(entry, splat(8)) if place == 0 else b.shl(entry, splat(8 * place - 8)) if place > 1 else entry
         return b.and_(moved, splat(255 << (8 * place)))
 
+    def select_bits(self, mask: int, ones: Any, zeros: Any) -> Any:
+        """Return ``(ones & mask) | (zeros & ~mask)`` as one instruction that LLVM does not turn into a shuffle."""
+        name = "llvm.x86.avx512.pternlog.d.512"
+        return self.call(name, VEC, splat(mask), ones, zeros, ir.Constant(I32, 0xCA))
+
+    def pack_symbols(self, entries: list[Any]) -> Any:
+        """Return the symbols of four entries as the bytes of one word.
+
+        Shifts and bit selections: shuffles would have to share one port with those of the transposition.
+        """
+        b = self.b
+        low = self.select_bits(0xFF, b.lshr(entries[0], splat(8)), entries[1])
+        high = self.select_bits(0xFF, b.lshr(entries[2], splat(8)), entries[3])
+        return self.select_bits(0xFFFF, low, b.shl(high, splat(16)))
+
+    def first_lanes(self, n_lanes: Any, n_vectors: int) -> list[Any]:
+        """Return, for each vector, the mask of its lanes that are among the first `n_lanes` (int64)."""
+        count = self.broadcast(self.b.trunc(n_lanes, I32))
+        numbers = [ir.Constant(VEC, list(range(N * v, N * v + N))) for v in range(n_vectors)]
+        return [self.b.icmp_signed("<", number, count) for number in numbers]
+
     def state_variables(self, arrays: list[Any], n_vectors: int = 2) -> list[list[Any]]:
-        """Load hi, lo, used of all vectors into variables (LLVM turns them into registers)."""
+        """Load hi, lo, left of all vectors into variables (LLVM turns them into registers)."""
         return [
             [cgutils.alloca_once_value(self.b, self.load(array, self.index(N * v))) for array in arrays]
             for v in range(n_vectors)
         ]
 
     def store_state(self, variables: list[list[Any]], arrays: list[Any]) -> None:
+        """Store hi, lo, left of all vectors; `left` without what is above its six bits."""
         for v, of_vector in enumerate(variables):
-            for variable, array in zip(of_vector, arrays, strict=True):
-                self.store(self.b.load(variable), array, self.index(N * v))
+            hi, lo, left = self.get(of_vector)
+            left = self.b.ashr(self.b.shl(left, splat(26)), splat(26))
+            for value, array in zip((hi, lo, left), arrays, strict=True):
+                self.store(value, array, self.index(N * v))
 
     def get(self, variables: list[Any]) -> State:
         return [self.b.load(v) for v in variables]

@@ -18,25 +18,31 @@ from numba import njit, types, uint32, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lazyweights.codecs.vector_emit import AVAILABLE, I16, I32, I64, VEC, VEC8, N, Emitter, splat
+from lazyweights.codecs.vector_emit import AVAILABLE, I16, I32, I64, VEC, VEC8, Emitter, N, splat
 
 __all__ = [
-    "AVAILABLE", "decode_cells_pair", "decode_cells_phase", "decode_rans_full", "decode_side_pair", "decode_side_phase",
+    "AVAILABLE",
+    "decode_cells_pair",
+    "decode_cells_phase",
+    "decode_rans_full",
+    "decode_side_phase",
+    "decode_side_streams",
 ]
 
 
 @intrinsic
-def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, hi, lo, used):  # type: ignore[no-untyped-def]
-    """Decode `n_cells` cells for 32 lanes; return the new pos."""
-    signature = types.int64(words, pos, last, tables, offsets, n_cells, cell_length, null, out, hi, lo, used)
+def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, n_lanes, out, hi, lo, left):  # type: ignore[no-untyped-def]
+    """Decode `n_cells` cells for the first `n_lanes` of 32 lanes; return the new pos."""
+    signature = types.int64(words, pos, last, tables, offsets, n_cells, cell_length, null, n_lanes, out, hi, lo, left)
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         e = Emitter(context, builder, signature, args)
         b = builder
-        _, pos, last, _, _, n_cells, cell_length, null, _, _, _, _ = args
-        words_p, tables_p, offsets_p, out_p = (e.data(i) for i in (0, 3, 4, 8))
-        arrays = [e.data(i) for i in (9, 10, 11)]
+        _, pos, last, _, _, n_cells, cell_length, null, n_lanes, _, _, _, _ = args
+        words_p, tables_p, offsets_p, out_p = (e.data(i) for i in (0, 3, 4, 9))
+        arrays = [e.data(i) for i in (10, 11, 12)]
         lanes = e.state_variables(arrays)
+        active = e.first_lanes(n_lanes, 2)
         pos_v = cgutils.alloca_once_value(b, pos)
         out_v = cgutils.alloca_once_value(b, e.index(0))
         quads = b.lshr(b.add(cell_length, e.index(3)), e.index(2))
@@ -51,16 +57,17 @@ def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, n
                 for place in (0, 2):
                     # A quad with one or two symbols takes no third refill: skip it as the encoder does.
                     for v in range(2):
-                        state, p = e.refill(e.get(lanes[v]), words_p, b.load(pos_v), last, present[2] if place else None)
+                        allowed = b.and_(active[v], present[2]) if place else active[v]
+                        state, p = e.refill(e.get(lanes[v]), words_p, b.load(pos_v), last, allowed)
                         b.store(p, pos_v)
                         window = e.window(state)
                         for k in (place, place + 1):
                             table = b.select(present[k], tables_of[v], null_table) if k else tables_of[v]
-                            entry, length = e.decode(window, tables_p, table)
+                            entry = e.decode(window, tables_p, table)
                             symbol = e.place_symbol(entry, k)
                             packed[v] = b.or_(packed[v], symbol) if k else symbol
-                            state[2] = b.add(state[2], length)
-                            window = b.shl(window, length)
+                            state[2] = b.sub(state[2], entry)
+                            window = e.skip(window, entry)
                         e.set(lanes[v], state)
                 o = b.load(out_v)
                 for v in range(2):
@@ -72,71 +79,76 @@ def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, n
     return signature, codegen
 
 
-@intrinsic
-def _side(typingctx, words, pos, last, tables, offsets, kind, base, other, n_columns, out, hi, lo, used):  # type: ignore[no-untyped-def]
-    """Decode one phase of a side plane for the 32 lanes of each stream.
+def _side_intrinsic(n_streams: int) -> Any:
+    """Return the intrinsic that decodes side planes of `n_streams` streams at a time."""
+    n_vectors = 2 * n_streams
 
-    The number of streams is that of the state: 2 where `hi` has two dimensions, else 1. `other` and `out` are
-    (streams, columns, 32) or (columns, 32).
-    """
-    signature = types.void(words, pos, last, tables, offsets, kind, base, other, n_columns, out, hi, lo, used)
-    n_vectors = 2 * hi.ndim
+    @intrinsic
+    def side(typingctx, words, pos, last, tables, offsets, kind, base, other, n_columns, n_lanes, out, hi, lo, left):  # type: ignore[no-untyped-def]
+        """Decode one phase of a side plane for the 32 lanes of each stream; `other` and `out` are (streams, columns, 32)."""
+        signature = types.void(words, pos, last, tables, offsets, kind, base, other, n_columns, n_lanes, out, hi, lo, left)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        e = Emitter(context, builder, signature, args)
-        b = builder
-        last, kind, base, n_columns = args[2], args[5], args[6], args[8]
-        words_p, pos_p, tables_p, offsets_p, other_p, out_p = (e.data(i) for i in (0, 1, 3, 4, 7, 9))
-        arrays = [e.data(i) for i in (10, 11, 12)]
-        lanes = e.state_variables(arrays, n_vectors)
-        pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(n_vectors // 2)]
-        means = [cgutils.alloca_once_value(b, splat(0)) for _ in range(n_vectors)]
-        stream_size = b.mul(n_columns, e.index(32))
-        base_vector = e.broadcast(b.trunc(base, I32))
-        table_numbers = [b.lshr(e.load(offsets_p, e.index(N * i)), splat(11)) for i in range(2)]
-        first_table = b.shuffle_vector(table_numbers[0], table_numbers[0], ir.Constant(VEC, [0] * N))
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            e = Emitter(context, builder, signature, args)
+            b = builder
+            last, kind, base, n_columns = args[2], args[5], args[6], args[8]
+            words_p, pos_p, tables_p, offsets_p, other_p, out_p = (e.data(i) for i in (0, 1, 3, 4, 7, 10))
+            arrays = [e.data(i) for i in (11, 12, 13)]
+            active = e.first_lanes(args[9], 2) if n_streams == 1 else [None] * n_vectors
+            lanes = e.state_variables(arrays, n_vectors)
+            pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(n_streams)]
+            means = [cgutils.alloca_once_value(b, splat(0)) for _ in range(n_vectors)]
+            stream_size = b.mul(n_columns, e.index(32))
+            base_vector = e.broadcast(b.trunc(base, I32))
+            table_numbers = [b.lshr(e.load(offsets_p, e.index(N * i)), splat(11)) for i in range(2)]
+            first_table = b.shuffle_vector(table_numbers[0], table_numbers[0], ir.Constant(VEC, [0] * N))
 
-        def columns(table_of: Any) -> None:
-            with cgutils.for_range(b, n_columns) as column:
-                at = b.mul(column.index, e.index(32))
-                first = e.broadcast(b.icmp_signed("==", column.index, e.index(0)))
-                for v in range(n_vectors):
-                    state, p = e.refill(e.get(lanes[v]), words_p, b.load(pos_v[v // 2]), last)
-                    b.store(p, pos_v[v // 2])
-                    place = b.add(at, e.index(N * (v % 2)))
-                    if v > 1:
-                        place = b.add(place, stream_size)
-                    entry, length = e.decode(e.window(state), tables_p, table_of(v, place, first))
-                    state[2] = b.add(state[2], length)
-                    e.set(lanes[v], state)
-                    symbols = b.and_(b.lshr(entry, splat(8)), splat(255))
-                    e.store(b.trunc(symbols, VEC8), out_p, place)
-                    if table_of is by_mean:
-                        mean = b.load(means[v])
-                        scaled = b.shl(symbols, splat(4))
-                        moved = b.add(mean, b.ashr(b.sub(scaled, mean), splat(2)))
-                        b.store(b.select(first, scaled, moved), means[v])
+            def columns(table_of: Any) -> None:
+                with cgutils.for_range(b, n_columns) as column:
+                    at = b.mul(column.index, e.index(32))
+                    first = e.broadcast(b.icmp_signed("==", column.index, e.index(0)))
+                    for v in range(n_vectors):
+                        state, p = e.refill(e.get(lanes[v]), words_p, b.load(pos_v[v // 2]), last, active[v])
+                        b.store(p, pos_v[v // 2])
+                        place = b.add(at, e.index(N * (v % 2)))
+                        if v > 1:
+                            place = b.add(place, b.mul(stream_size, e.index(v // 2)))
+                        entry = e.decode(e.window(state), tables_p, table_of(v, place, first))
+                        state[2] = b.sub(state[2], entry)
+                        e.set(lanes[v], state)
+                        symbols = b.and_(b.lshr(entry, splat(8)), splat(255))
+                        e.store(b.trunc(symbols, VEC8), out_p, place)
+                        if table_of is by_mean:
+                            mean = b.load(means[v])
+                            scaled = b.shl(symbols, splat(4))
+                            moved = b.add(mean, b.ashr(b.sub(scaled, mean), splat(2)))
+                            b.store(b.select(first, scaled, moved), means[v])
 
-        def by_mean(v: int, place: Any, first: Any) -> Any:
-            mean = b.ashr(b.add(b.load(means[v]), splat(8)), splat(4))
-            context_ = b.add(e.clamp(b.sub(mean, base_vector), 0, 30), splat(1))
-            return e.look_up_32(table_numbers, b.select(first, splat(0), context_))
+            def by_mean(v: int, place: Any, first: Any) -> Any:
+                mean = b.ashr(b.add(b.load(means[v]), splat(8)), splat(4))
+                context_ = b.add(e.clamp(b.sub(mean, base_vector), 0, 30), splat(1))
+                return e.look_up_32(table_numbers, b.select(first, splat(0), context_))
 
-        def by_other(v: int, place: Any, first: Any) -> Any:
-            return e.look_up_32(table_numbers, b.lshr(b.zext(e.load(other_p, place, VEC8), VEC), splat(3)))
+            def by_other(v: int, place: Any, first: Any) -> Any:
+                return e.look_up_32(table_numbers, b.lshr(b.zext(e.load(other_p, place, VEC8), VEC), splat(3)))
 
-        def by_nothing(v: int, place: Any, first: Any) -> Any:
-            return first_table
+            def by_nothing(v: int, place: Any, first: Any) -> Any:
+                return first_table
 
-        for number, table_of in enumerate((by_nothing, by_mean, by_other)):
-            with b.if_then(b.icmp_signed("==", kind, e.index(number))):
-                columns(table_of)
-        e.store_state(lanes, arrays)
-        for s in range(n_vectors // 2):
-            b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
-        return context.get_dummy_value()
+            for number, table_of in enumerate((by_nothing, by_mean, by_other)):
+                with b.if_then(b.icmp_signed("==", kind, e.index(number))):
+                    columns(table_of)
+            e.store_state(lanes, arrays)
+            for s in range(n_streams):
+                b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
+            return context.get_dummy_value()
 
-    return signature, codegen
+        return signature, codegen
+
+    return side
+
+
+_side_1, _side_2, _side_4 = (_side_intrinsic(n) for n in (1, 2, 4))
 
 
 def _put_forced_nibbles(e: Emitter, quads: list[Any], positions: Any) -> list[Any]:
@@ -177,8 +189,13 @@ def _put_forced_nibbles(e: Emitter, quads: list[Any], positions: Any) -> list[An
     return quads
 
 
-def _emit_cells_pair(forced_nibbles: bool) -> Any:
-    """Return the code generator of `_cells_pair` (or, with forced nibbles, of `_cells_pair_forced`)."""
+def _cells_intrinsic(n_streams: int, forced_nibbles: bool) -> Any:
+    """Return the intrinsic that decodes cells of `n_streams` streams at a time, 32 lanes each, and stores them as rows.
+
+    Streams are independent chains of dependent instructions: several of them hide the latency of the gathers.
+    `forced_nibbles`: for cells of 15 symbols whose forced nibbles are put back before they are stored.
+    """
+    n_vectors = 2 * n_streams
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         e = Emitter(context, builder, signature, args)
@@ -187,97 +204,87 @@ def _emit_cells_pair(forced_nibbles: bool) -> Any:
         words_p, pos_p, tables_p, offsets_p, out_p, bases_p, strides_p = (e.data(i) for i in (0, 1, 3, 4, 8, 9, 10))
         positions_p = e.data(11)
         arrays = [e.data(i) for i in (12, 13, 14)]
-        lanes = e.state_variables(arrays, 4)
-        pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(2)]
-        base_v = [cgutils.alloca_once_value(b, b.load(b.gep(bases_p, [e.index(s)]))) for s in range(2)]
+        lanes = e.state_variables(arrays, n_vectors)
+        pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(n_streams)]
+        base_v = [cgutils.alloca_once_value(b, b.load(b.gep(bases_p, [e.index(s)]))) for s in range(n_streams)]
+        positions_at = [b.load(b.gep(bases_p, [e.index(n_streams + s)])) for s in range(n_streams)]
         lane_stride, cell_stride = (b.load(b.gep(strides_p, [e.index(i)])) for i in range(2))
         chunks = b.lshr(b.add(cell_length, e.index(15)), e.index(4))
         null_table = b.lshr(e.broadcast(b.trunc(null, I32)), splat(11))
         stream_offsets = b.mul(n_cells, e.index(32))
         with cgutils.for_range(b, n_cells) as cell:
             at = b.mul(cell.index, e.index(32))
-            places = [b.add(at, e.index(N * (v % 2))) for v in range(4)]
-            places[2:] = [b.add(place, stream_offsets) for place in places[2:]]
+            places = [b.add(at, e.index(N * (v % 2))) for v in range(n_vectors)]
+            places = [b.add(place, b.mul(stream_offsets, e.index(v // 2))) for v, place in enumerate(places)]
             tables_of = [b.lshr(e.load(offsets_p, place), splat(11)) for place in places]
             with cgutils.for_range(b, chunks) as chunk:
                 left = b.sub(cell_length, b.mul(chunk.index, e.index(16)))
                 present = {k: e.broadcast(b.icmp_signed(">", left, e.index(k))) for k in (14, 15)}
-                quads: list[list[Any]] = [[], [], [], []]
-                packed: list[Any] = [None] * 4
+                quads: list[list[Any]] = [[] for _ in range(n_vectors)]
+                entries: list[list[Any]] = [[] for _ in range(n_vectors)]
                 for position in range(0, 16, 2):
                     windows = []
-                    for v in range(4):
+                    for v in range(n_vectors):
                         allowed = present[14] if position == 14 else None
                         state, p = e.refill(e.get(lanes[v]), words_p, b.load(pos_v[v // 2]), last, allowed)
                         b.store(p, pos_v[v // 2])
                         e.set(lanes[v], state)
                         windows.append(e.window(state))
                     for k in (position, position + 1):
-                        for v in range(4):
+                        for v in range(n_vectors):
                             table = b.select(present[k], tables_of[v], null_table) if k >= 14 else tables_of[v]
-                            entry, length = e.decode(windows[v], tables_p, table)
-                            windows[v] = b.shl(windows[v], length)
-                            b.store(b.add(b.load(lanes[v][2]), length), lanes[v][2])
-                            symbol = e.place_symbol(entry, k % 4)
-                            packed[v] = b.or_(packed[v], symbol) if k % 4 else symbol
+                            entry = e.decode(windows[v], tables_p, table)
+                            windows[v] = e.skip(windows[v], entry)
+                            b.store(b.sub(b.load(lanes[v][2]), entry), lanes[v][2])
+                            entries[v].append(entry)
                             if k % 4 == 3:
-                                quads[v].append(packed[v])
-                for v in range(4):
+                                quads[v].append(e.pack_symbols(entries[v]))
+                                entries[v] = []
+                for v in range(n_vectors):
                     target = b.add(b.load(base_v[v // 2]), b.mul(chunk.index, e.index(16)))
                     target = b.add(target, b.mul(cell.index, cell_stride))
                     if v % 2:
                         target = b.add(target, b.mul(lane_stride, e.index(N)))
                     if forced_nibbles:
-                        quads[v] = _put_forced_nibbles(e, quads[v], e.load(positions_p, places[v]))
+                        place = b.add(b.add(at, e.index(N * (v % 2))), positions_at[v // 2])
+                        quads[v] = _put_forced_nibbles(e, quads[v], e.load(positions_p, place))
                     for row in e.transpose_quads(quads[v]):
                         e.store(row, out_p, target)
                         target = b.add(target, lane_stride)
         e.store_state(lanes, arrays)
-        for s in range(2):
+        for s in range(n_streams):
             b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
         return context.get_dummy_value()
 
-    return codegen
+    @intrinsic
+    def cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, left):  # type: ignore[no-untyped-def]  # noqa: E501
+        signature = types.void(
+            words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, left
+        )
+        return signature, codegen
+
+    return cells
 
 
-@intrinsic
-def _cells_pair(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, used):  # type: ignore[no-untyped-def]  # noqa: E501
-    """Decode `n_cells` cells of two streams at a time, 32 lanes each, and store the symbols as rows.
-
-    Two streams are two independent chains of dependent instructions, which hides the latency of the gathers.
-    """
-    signature = types.void(
-        words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, used
-    )
-    return signature, _emit_cells_pair(False)
-
-
-@intrinsic
-def _cells_pair_forced(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, used):  # type: ignore[no-untyped-def]  # noqa: E501
-    """`_cells_pair` for cells of 15 symbols whose forced nibbles are put back before they are stored."""
-    signature = types.void(
-        words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, used
-    )
-    return signature, _emit_cells_pair(True)
+_cells_2, _cells_2_forced = (_cells_intrinsic(2, forced) for forced in (False, True))
 
 
 @njit(inline="always")
-def _spread(buf, held, n_lanes, hi, lo, used):  # type: ignore[no-untyped-def]
-    """Turn decoder states (`lane_kernels`) into those of `vector_emit`; lanes from `n_lanes` on never ask for a word."""
+def _spread(buf, held, hi, lo, left):  # type: ignore[no-untyped-def]
+    """Turn decoder states (`lane_kernels`) into those of `vector_emit`."""
     for lane in range(buf.size):
-        n = uint64(63 - held[lane])
-        both = (buf[lane] >> n) >> uint64(1)
+        both = (buf[lane] >> uint64(63 - held[lane])) >> uint64(1)
         hi[lane] = uint32(both >> uint64(32))
         lo[lane] = uint32(both & uint64(0xFFFFFFFF))
-        used[lane] = np.int32(n) if lane < n_lanes else np.int32(-(1 << 30))
+        left[lane] = held[lane] - np.int32(32)
 
 
 @njit(inline="always")
-def _collect(hi, lo, used, n_lanes, buf, held):  # type: ignore[no-untyped-def]
+def _collect(hi, lo, left, n_lanes, buf, held):  # type: ignore[no-untyped-def]
     for lane in range(n_lanes):
-        n = uint64(used[lane])
-        buf[lane] = (((uint64(hi[lane]) << uint64(32)) | uint64(lo[lane])) << n) << uint64(1)
-        held[lane] = np.int32(63) - used[lane]
+        both = (uint64(hi[lane]) << uint64(32)) | uint64(lo[lane])
+        buf[lane] = (both << uint64(31 - left[lane])) << uint64(1)
+        held[lane] = np.int32(32) + left[lane]
 
 
 @njit(cache=True, nogil=True)
@@ -285,14 +292,14 @@ def decode_cells_phase(words, limit, tables, offsets, cell_length, n_lanes, out,
     """Vector twin of `lane_kernels._decode_cells_scalar`; same arguments."""
     hi = np.empty(32, np.uint32)
     lo = np.empty(32, np.uint32)
-    used = np.empty(32, np.int32)
-    _spread(buf, held, n_lanes, hi, lo, used)
+    left = np.empty(32, np.int32)
+    _spread(buf, held, hi, lo, left)
     null = tables.size - 16 - 2048
     pos[0] = _cells(
         words, np.int64(pos[0]), np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[0]), np.int64(cell_length),
-        np.int64(null), out, hi, lo, used,
+        np.int64(null), np.int64(n_lanes), out, hi, lo, left,
     )
-    _collect(hi, lo, used, n_lanes, buf, held)
+    _collect(hi, lo, left, n_lanes, buf, held)
 
 
 @njit(cache=True, nogil=True)
@@ -300,13 +307,13 @@ def decode_side_phase(words, limit, tables, offsets, kind, base, other, n_lanes,
     """Vector twin of `lane_kernels._decode_side_scalar`; same arguments."""
     hi = np.empty(32, np.uint32)
     lo = np.empty(32, np.uint32)
-    used = np.empty(32, np.int32)
-    _spread(buf, held, n_lanes, hi, lo, used)
-    _side(
+    left = np.empty(32, np.int32)
+    _spread(buf, held, hi, lo, left)
+    _side_1(
         words, pos, np.int64(limit - 16), tables, offsets, np.int64(kind), np.int64(base), other, np.int64(out.shape[0]),
-        out, hi, lo, used,
+        np.int64(n_lanes), out, hi, lo, left,
     )
-    _collect(hi, lo, used, n_lanes, buf, held)
+    _collect(hi, lo, left, n_lanes, buf, held)
 
 
 @njit(cache=True, nogil=True)
@@ -315,47 +322,49 @@ def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, st
 
     Parameters
     ----------
-    words : uint32, both streams; `limit` as in the module
+    words : uint32, all streams; `limit` as in the module
     tables : uint16 of `canonical.decode_tables`
     offsets : int32 (2, cells, 32), table offset of each cell
     cell_length : symbols of a cell: 14, 15 or 16 modulo 16
     out : uint8, flat
-    bases : int64 (2,), where in `out` the first cell of lane 0 goes
+    bases : int64 (4,), for each stream where in `out` the first cell of lane 0 goes, then where its `positions` start
     strides : int64 (2,), bytes from lane to lane and from cell to cell; a cell is written in whole 16-byte pieces
     nibbles : whether to put back forced nibbles (cells of 15 symbols of two codes each)
-    positions : int32 (2, cells, 32), the positions of forced nibbles
+    positions : int32, flat, the positions of forced nibbles: 32 lanes of each cell
     buf : uint64 (2, 32), held : int32 (2, 32), pos : int64 (2,), decoder states; `pos` counts in `words`
     """
-    hi = np.empty((2, 32), np.uint32)
-    lo = np.empty((2, 32), np.uint32)
-    used = np.empty((2, 32), np.int32)
-    _spread(buf.reshape(64), held.reshape(64), 64, hi.reshape(64), lo.reshape(64), used.reshape(64))
-    null = tables.size - 16 - 2048
+    n = buf.size
+    hi = np.empty(n, np.uint32)
+    lo = np.empty(n, np.uint32)
+    left = np.empty(n, np.int32)
+    _spread(buf.reshape(n), held.reshape(n), hi, lo, left)
+    null = np.int64(tables.size - 16 - 2048)
+    last = np.int64(limit - 16)
+    n_cells = np.int64(offsets.shape[1])
+    length = np.int64(cell_length)
     if nibbles:
-        _cells_pair_forced(
-            words, pos, np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[1]), np.int64(cell_length),
-            np.int64(null), out, bases, strides, positions, hi, lo, used,
-        )
+        _cells_2_forced(words, pos, last, tables, offsets, n_cells, length, null, out, bases, strides, positions, hi, lo, left)
     else:
-        _cells_pair(
-            words, pos, np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[1]), np.int64(cell_length),
-            np.int64(null), out, bases, strides, positions, hi, lo, used,
-        )
-    _collect(hi.reshape(64), lo.reshape(64), used.reshape(64), 64, buf.reshape(64), held.reshape(64))
+        _cells_2(words, pos, last, tables, offsets, n_cells, length, null, out, bases, strides, positions, hi, lo, left)
+    _collect(hi, lo, left, n, buf.reshape(n), held.reshape(n))
 
 
 @njit(cache=True, nogil=True)
-def decode_side_pair(words, limit, tables, offsets, kind, base, other, out, buf, held, pos):  # type: ignore[no-untyped-def]
-    """Decode one phase of a side plane of two full row groups; `other` and `out` are uint8 (2, columns, 32)."""
-    hi = np.empty((2, 32), np.uint32)
-    lo = np.empty((2, 32), np.uint32)
-    used = np.empty((2, 32), np.int32)
-    _spread(buf.reshape(64), held.reshape(64), 64, hi.reshape(64), lo.reshape(64), used.reshape(64))
-    _side(
-        words, pos, np.int64(limit - 16), tables, offsets, np.int64(kind), np.int64(base), other,
-        np.int64(out.shape[1]), out, hi, lo, used,
-    )
-    _collect(hi.reshape(64), lo.reshape(64), used.reshape(64), 64, buf.reshape(64), held.reshape(64))
+def decode_side_streams(words, limit, tables, offsets, kind, base, other, out, buf, held, pos):  # type: ignore[no-untyped-def]
+    """Decode one phase of a side plane of 2 or 4 full row groups; `other` and `out` are uint8 (streams, columns, 32)."""
+    n = buf.size
+    hi = np.empty(n, np.uint32)
+    lo = np.empty(n, np.uint32)
+    left = np.empty(n, np.int32)
+    _spread(buf.reshape(n), held.reshape(n), hi, lo, left)
+    last = np.int64(limit - 16)
+    columns = np.int64(out.shape[1])
+    kind, base, n_lanes = np.int64(kind), np.int64(base), np.int64(32)
+    if n == 128:
+        _side_4(words, pos, last, tables, offsets, kind, base, other, columns, n_lanes, out, hi, lo, left)
+    else:
+        _side_2(words, pos, last, tables, offsets, kind, base, other, columns, n_lanes, out, hi, lo, left)
+    _collect(hi, lo, left, n, buf.reshape(n), held.reshape(n))
 
 
 @intrinsic

@@ -19,7 +19,7 @@ import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -31,7 +31,7 @@ from lazyweights.codecs.rans import PROB_SCALE, check_freqs
 from lazyweights.container.gguf_scan import describe_bytes
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.numbers import NumberReader, pack_number, pack_numbers
-from lazyweights.container.tensor_coder import RANS, HalfMode, TensorCoder, TensorPlan, is_codable
+from lazyweights.container.tensor_coder import RANS, HalfMode, TensorCoder, TensorPlan, is_codable, tensor_coder
 from lazyweights.container.zstd_frames import compress, decompress
 from lazyweights.errors import (
     ChecksumError,
@@ -43,6 +43,9 @@ from lazyweights.errors import (
     TruncatedError,
     VersionError,
 )
+
+if TYPE_CHECKING:
+    from lazyweights.container.batch_decode import PlanArrays
 
 VERSION = 1
 HEADER = struct.Struct("<4sHHQQ32sIIQIIQQQ16sQ")
@@ -93,6 +96,14 @@ class CodedSpan:
     @property
     def is_coded(self) -> bool:
         return self.plan is not None
+
+    @functools.cached_property
+    def decode_arrays(self) -> PlanArrays | None:
+        """What `batch_decode` needs of the tensor; None where its type is one that is not decoded in batches."""
+        from lazyweights.container import batch_decode
+
+        coder = tensor_coder(self.type_id, self.shape[0])
+        return batch_decode.plan_arrays(coder, self.plan) if self.plan and batch_decode.is_compiled(coder) else None
 
     @property
     def n_rows(self) -> int:

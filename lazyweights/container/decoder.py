@@ -11,15 +11,16 @@ from typing import BinaryIO
 
 import numpy as np
 
+from lazyweights.codecs import TILE_ROWS
 from lazyweights.container import coded_file
 from lazyweights.container.atomic import AtomicFile
 from lazyweights.container.coded_file import HEADER_BYTES, UNIT_DTYPE, CodedSpan, Header, Layout
 from lazyweights.container.encoder import runs
 from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
-from lazyweights.container.unit_codec import READ_AHEAD_WORDS, Tables, check_units, decode_rows, decode_verbatim
+from lazyweights.container.unit_codec import READ_AHEAD_WORDS, Part, Tables, check_units, decode_parts, decode_verbatim
 from lazyweights.errors import ChecksumError, FormatError, LazyWeightsError, TruncatedError
 
-RUN_BYTES = 1 << 20
+RUN_BYTES = 1 << 21
 """Source bytes decoded at a time by one thread."""
 
 
@@ -48,22 +49,46 @@ class VerifyResult:
 
 @dataclass(frozen=True)
 class _Job:
-    """A run of units of one span: the source bytes they give, and where their payloads are."""
+    """Neighbouring units that are decoded together: row groups of one or more tensors, or a chunk of verbatim bytes."""
 
-    span: CodedSpan
-    first_unit: int  # within the span
+    parts: list[Part]
     units: slice  # within the file
-    rows: int
     n_bytes: int
+
+    @property
+    def span(self) -> CodedSpan:
+        return self.parts[0].span
 
 
 def _jobs(layout: Layout) -> Iterator[_Job]:
+    """Yield the jobs of a file in order, about RUN_BYTES each: many tensors are smaller than that."""
     first = {i: unit for i, _, unit, _ in layout.spans()}
+    parts: list[Part] = []
+    start = stop = n_bytes = 0
     for run in runs(layout.head.spans, RUN_BYTES):
         span = layout.head.spans[run.span]
-        start = first[run.span] + run.unit
-        n_units = -(-run.rows // 64) if run.rows else 1
-        yield _Job(span, run.unit, slice(start, start + n_units), run.rows, run.n_bytes)
+        n_units = -(-run.rows // TILE_ROWS) if run.rows else 1
+        joins = (
+            parts
+            and n_bytes + run.n_bytes <= RUN_BYTES
+            and span.decode_arrays is not None
+            and parts[0].span.decode_arrays is not None
+            and _table_set(span) == _table_set(parts[0].span)
+        )
+        if parts and not joins:
+            yield _Job(parts, slice(start, stop), n_bytes)
+            parts, n_bytes = [], 0
+        if not parts:
+            start = first[run.span] + run.unit
+        parts.append(Part(span, run.unit, n_units, run.rows, n_bytes))
+        stop = first[run.span] + run.unit + n_units
+        n_bytes += run.n_bytes
+    if parts:
+        yield _Job(parts, slice(start, stop), n_bytes)
+
+
+def _table_set(span: CodedSpan) -> int:
+    return span.plan.table_set if span.plan else -1
 
 
 def decode_job(
@@ -82,15 +107,15 @@ def decode_job(
     starts = offsets[job.units] - base
     checksums = layout.units["checksum"][job.units]
     if job.span.plan is None:
+        unit, at = job.parts[0].first_unit, int(offsets[job.units.start])
         payload = memoryview(words.view(np.uint8))[int(starts[0]) : int(starts[0]) + int(sizes[0])]
-        data = decode_verbatim(int(kinds[0]), payload, job.n_bytes, job.first_unit, int(offsets[job.units][0]))
+        data = decode_verbatim(int(kinds[0]), payload, job.n_bytes, unit, at)
         if coded_file.checksum(data) != int(checksums[0]):
-            raise ChecksumError("a verbatim chunk is damaged", row_group=job.first_unit, offset=int(offsets[job.units][0]))
+            raise ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=at)
         return data
     flat = pool.take(job.n_bytes)
-    packed = flat.reshape(job.rows, job.span.row_bytes)
-    decode_rows(job.span, job.first_unit, kinds, sizes, starts, words, tables[job.span.plan.table_set], packed)
-    check_units(job.span, job.first_unit, checksums, packed)
+    decode_parts(job.parts, kinds, sizes, starts, words, tables[job.span.plan.table_set], flat)
+    check_units(job.parts, checksums, flat)
     return flat
 
 

@@ -170,31 +170,47 @@ def take_forced(symbols: np.ndarray, meta: np.ndarray, positions: np.ndarray) ->
 
 
 @njit(cache=True, nogil=True)
-def put_forced(symbols: np.ndarray, forced: int, n_blocks: int, width: int, stride: int, positions: np.ndarray) -> None:
-    """Undo `take_forced`: block b of a row starts at column ``b * stride`` of `symbols`."""
-    n_rows = symbols.shape[0]
-    for row in range(n_rows):
+def put_forced(
+    out: np.ndarray, first: int, row_bytes: int, n_rows: int, forced: int, n_blocks: int, width: int, stride: int,
+    positions: np.ndarray,
+) -> None:
+    """Undo `take_forced`: symbol i of block b of row r is byte ``first + r * row_bytes + b * stride + i`` of `out`."""
+    step = np.uint64(2 * row_bytes)
+    last = np.uint64(31)
+    k = np.uint64(0)
+    for phase in range(2):
+        lanes = np.uint64((n_rows + 1 - phase) // 2)
         for block in range(n_blocks):
-            k = position_index(row, block, n_rows, n_blocks)
-            at = block * stride
-            position = np.int64(positions[k])
+            at = np.uint64(first + phase * row_bytes + block * stride)
             if forced == 3:
-                first = position >> 1
-                symbols[row, at + 31] = symbols[row, at + first]
-                symbols[row, at + first] = 129 if position & 1 else 127
+                for lane in range(lanes):
+                    position = np.uint64(positions[k + lane])
+                    place = at + ((position >> np.uint64(1)) & last)
+                    out[at + last] = out[place]
+                    out[place] = np.uint64(127) + np.uint64(2) * (position & np.uint64(1))
+                    at += step
             elif forced == 1:
-                symbols[row, at + 31] = symbols[row, at + position]
-                symbols[row, at + position] = 0
+                for lane in range(lanes):
+                    place = at + (np.uint64(positions[k + lane]) & last)
+                    out[at + last] = out[place]
+                    out[place] = 0
+                    at += step
             elif width == 32:
-                second = position & 31
-                first = position >> 5
-                symbols[row, at + 30] = 0
-                symbols[row, at + 31] = symbols[row, at + second]
-                symbols[row, at + second] = 31
-                symbols[row, at + 30] = symbols[row, at + first]
-                symbols[row, at + first] = 0
+                for lane in range(lanes):
+                    position = np.uint64(positions[k + lane])
+                    second = at + (position & last)
+                    first_place = at + ((position >> np.uint64(5)) & last)
+                    out[at + np.uint64(30)] = 0
+                    out[at + last] = out[second]
+                    out[second] = 31
+                    out[at + np.uint64(30)] = out[first_place]
+                    out[first_place] = 0
+                    at += step
             else:
-                put_forced_nibbles(symbols[row, at : at + 16], position)
+                for lane in range(lanes):
+                    put_forced_nibbles(out[at : at + np.uint64(16)], np.int64(positions[k + lane]))
+                    at += step
+            k += lanes
 
 
 @njit(cache=True, nogil=True)
@@ -219,9 +235,9 @@ def take_window(symbols: np.ndarray, low: np.ndarray, base: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def put_window(symbols: np.ndarray, low: np.ndarray, base: int) -> None:
-    """Undo `take_window`."""
+    """Undo `take_window`; `symbols` may have columns behind those of `low`."""
     for row in range(symbols.shape[0]):
-        for i in range(symbols.shape[1]):
+        for i in range(low.shape[1]):
             code = np.int32(symbols[row, i]) + (np.int32(base) << 3)
             rest = np.int32(low[row, i])
             symbols[row, i] = (code >> 3) & 255

@@ -12,12 +12,14 @@ from numba import njit, uint32
 from lazyweights.codecs.lane_kernels import (
     decode_cells_pair,
     decode_cells_phase,
-    decode_side_pair,
     decode_side_phase,
+    decode_side_streams,
     left_over_bits,
 )
 from lazyweights.codecs.rans import decode_rans_phase
-from lazyweights.container.bit_kernels import unpack_bits
+from lazyweights.codecs.vector_emit import AVAILABLE as VECTOR_CONTEXTS
+from lazyweights.codecs.vector_fields import cell_offsets_of_phase
+from lazyweights.container.bit_kernels import store_u16, store_u32, unpack_bits, unpack_many
 from lazyweights.container.cell_contexts import cell_contexts
 from lazyweights.container.forced_codes import forced_bits, put_forced, put_window
 from lazyweights.container.group_encode import columns_of, side_offsets_of
@@ -63,77 +65,106 @@ def _raw_bits_per_row(meta: np.ndarray, halves: np.ndarray, raws: np.ndarray, fo
 
 
 @njit(cache=True, nogil=True)
-def _put_half(
-    f: int,
-    n_rows: int,
-    first: int,
-    n_blocks: int,
-    side: np.ndarray,
-    hi_at: int,
-    lo_at: int,
-    phase_step: int,
-    low: np.ndarray,
-    halves: np.ndarray,
-    lane_values: np.ndarray,
-    half_values: np.ndarray,
-    symbols: np.ndarray,
-    stride: int,
-    direct: bool,
-) -> None:
-    """Assemble half field f of a group from its side symbols and low bits; write it where it belongs.
+def _assemble_half(hi: np.ndarray, low: np.ndarray, other: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> None:
+    """Assemble the halves of one row phase: 32 lanes to a block.
 
-    `side` holds side symbols: phase p, block b, lane l of the high plane at ``hi_at + p * phase_step + 32 * b + l``.
-    `low`: raw low parts in lane order. `lane_values` uint16 (n_halves, 64 * blocks): all halves, 32 lanes to a block.
+    hi : uint8, side symbols; low : uint8 side symbols or uint16 raw bits; other : uint16, the field that is added
+    parameters : a row of `halves`; out : uint16, output
     """
-    raw_bits = halves[f, 2]
-    sign = uint32(halves[f, 3] << 15)
-    delta = halves[f, 4]
-    keep_sign = uint32(0 if raw_bits == 7 else 0x8000)
-    add = uint32(0x7FFF if delta >= 0 else 0)
-    flat = lane_values.reshape(lane_values.size)
-    mine = f * lane_values.shape[1]
-    others = max(delta, 0) * lane_values.shape[1]
-    k = 0
-    for phase in range(2):
-        lanes = np.uint64((n_rows + 1 - phase) // 2)
-        for block in range(n_blocks):
-            step = phase * phase_step + block * 32
-            hi = np.uint64(hi_at + step)
-            at = np.uint64(mine + (phase * n_blocks + block) * 32)
-            other = np.uint64(others + (phase * n_blocks + block) * 32)
-            if lo_at >= 0:
-                lo = np.uint64(lo_at + step)
-                for lane in range(lanes):
-                    flat[at + lane] = side[lo + lane]
-            else:
-                lo = np.uint64(k)
-                for lane in range(lanes):
-                    flat[at + lane] = low[lo + lane]
-            k += np.int64(lanes)
-            for lane in range(lanes):
-                r = uint32(flat[at + lane])
-                v = (uint32(side[hi + lane]) << uint32(7)) | (r & uint32(127))
-                v = (v + (uint32(flat[other + lane]) & add)) & uint32(0x7FFF)
-                flat[at + lane] = v | ((r << uint32(8)) & keep_sign) | sign
-            if direct:
-                column = np.uint64(block * stride + 2 * f)
-                for lane in range(lanes):
-                    row = np.uint64(first + phase) + np.uint64(2) * lane
-                    symbols[row, column] = flat[at + lane] & 255
-                    symbols[row, column + np.uint64(1)] = flat[at + lane] >> 8
-            else:
-                column = np.uint64(block)
-                for lane in range(lanes):
-                    half_values[f, np.uint64(first + phase) + np.uint64(2) * lane, column] = flat[at + lane]
+    sign = uint32(parameters[3] << 15)
+    keep_sign = uint32(0 if parameters[2] == 7 else 0x8000)
+    add = uint32(0x7FFF if parameters[4] >= 0 else 0)
+    for i in range(np.uint64(out.size)):
+        r = uint32(low[i])
+        v = (uint32(hi[i]) << uint32(7)) | (r & uint32(127))
+        v = (v + (uint32(other[i]) & add)) & uint32(0x7FFF)
+        out[i] = v | ((r << uint32(8)) & keep_sign) | sign
 
 
 @njit(cache=True, nogil=True)
-def _finish_group(
+def _put_halves(
+    n_rows: int, first: int, n_blocks: int, lane_values: np.ndarray, half_values: np.ndarray, symbols: np.ndarray,
+    stride: int, direct: bool,
+) -> None:
+    """Write assembled halves, uint16 (fields, 2 * blocks * 32), where they belong: into blocks or into `half_values`."""
+    n_fields = lane_values.shape[0]
+    row_bytes = symbols.shape[1]
+    flat = symbols.reshape(symbols.size)
+    for phase in range(2):
+        lanes = np.uint64((n_rows + 1 - phase) // 2)
+        for block in range(n_blocks):
+            at = np.uint64((phase * n_blocks + block) * 32)
+            if not direct:
+                for f in range(n_fields):
+                    for lane in range(lanes):
+                        half_values[f, np.uint64(first + phase) + np.uint64(2) * lane, block] = lane_values[f, at + lane]
+                continue
+            place = (first + phase) * row_bytes + block * stride
+            if n_fields == 2:
+                for lane in range(lanes):
+                    both = uint32(lane_values[0, at + lane]) | (uint32(lane_values[1, at + lane]) << uint32(16))
+                    store_u32(flat, place, both)
+                    place += 2 * row_bytes
+            elif n_fields == 1:
+                for lane in range(lanes):
+                    store_u16(flat, place, lane_values[0, at + lane])
+                    place += 2 * row_bytes
+
+
+@njit(cache=True, nogil=True)
+def _unpack_low(raw: np.ndarray, at: int, n_bits: int, n_rows: int, n_blocks: int, low: np.ndarray) -> int:
+    """Read raw low parts (in lane order) into `low`, uint16 (2 * blocks * 32,), 32 lanes to a block; return the next bit."""
+    if n_rows == 64:
+        return unpack_many(raw, at, n_bits, low)
+    for phase in range(2):
+        lanes = (n_rows + 1 - phase) // 2
+        for block in range(n_blocks):
+            k = (phase * n_blocks + block) * 32
+            at = unpack_bits(raw, at, n_bits, low[k : k + lanes])
+    return at
+
+
+@njit(cache=True, nogil=True)
+def _offsets_of_cells(
+    side: np.ndarray,
+    side_at: np.ndarray,
+    meta: np.ndarray,
+    levels: np.ndarray,
+    base: int,
+    n_streams: int,
+    cell_offsets: np.ndarray,
+    contexts: np.ndarray,
+    offsets: np.ndarray,
+) -> None:
+    """Fill the table offset of every cell, int32 (2 phases, n_streams, cells, 32); `contexts` is scratch."""
+    n_cells = meta[1]
+    for stream in range(n_streams):
+        if VECTOR_CONTEXTS and (meta[5] == 1 or meta[5] == 2):
+            flat = offsets.reshape(offsets.size)
+            scratch = contexts.reshape(contexts.size)
+            for phase in range(2):
+                plane = phase * n_streams + stream
+                cell_offsets_of_phase(
+                    side, side_at, meta, levels, base, n_streams, plane, cell_offsets, scratch, flat,
+                    plane * n_cells * 32,
+                )
+            continue
+        cell_contexts(side, side_at, meta, levels, base, n_streams, stream, contexts)
+        for phase in range(2):
+            for cell in range(n_cells):
+                for lane in range(32):
+                    offsets[phase, stream, cell, lane] = cell_offsets[contexts[phase, cell, lane]]
+
+
+@njit(cache=True, nogil=True)
+def _finish_groups(
+    g: int,
+    n_members: int,
     n_rows: int,
-    first: int,
-    size: int,
-    stream: np.ndarray,
-    n_words: int,
+    words: np.ndarray,
+    starts: np.ndarray,
+    sizes: np.ndarray,
+    ends: np.ndarray,
     forced: int,
     forced_done: bool,
     positions: np.ndarray,
@@ -148,7 +179,6 @@ def _finish_group(
     side: np.ndarray,
     side_at: np.ndarray,
     n_streams: int,
-    which: int,
     raw: np.ndarray,
     low: np.ndarray,
     lane_values: np.ndarray,
@@ -157,70 +187,90 @@ def _finish_group(
     symbols: np.ndarray,
     symbol_layout: tuple,
     raw_values: np.ndarray,
-) -> int:
-    """Do what is left of a group when its symbols are decoded: raw bits, side fields, forced codes. Return a status."""
+    status: np.ndarray,
+) -> None:
+    """Do what is left of `n_members` groups when their symbols are decoded: raw bits, side fields, forced codes.
+
+    `ends`: where in `words` the decoder stands in each stream.
+    """
     n_blocks = meta[0]
     stride, offset, direct = symbol_layout
     n_raw = n_rows * _raw_bits_per_row(meta, halves, raws, forced)
     positions_behind = forced_bits(forced) > 0 and n_raw < 2048
     if positions_behind:
         n_raw += n_rows * n_blocks * forced_bits(forced)
-    n_left = np.int64(0)
-    for lane in range(32):
-        n_left += held[lane]
-    n_body = n_raw - min(n_left + 16 * states.size, n_raw)
-    body_words = (n_body + 31) // 32
-    if n_words + body_words != size:
-        return 2
-    # Raw bits: the body behind the stream, the end in the left-over bits.
-    raw_words = raw[: 4 * (raw.size // 4)].view(np.uint32)
-    for i in range(body_words):
-        raw_words[i] = stream[n_words + i]
-    for i in range((n_body + 7) // 8, (n_body + n_left + 16 * states.size + 7) // 8 + 8):
-        raw[i] = 0
-    end = n_body + left_over_bits(buf, held, raw, n_body)
-    for lane in range(states.size):
-        if states[lane] >> uint32(16) != uint32(1):
-            return 2
-        tail = uint32(states[lane] & uint32(0xFFFF)) << uint32(8 - (end & 7))
-        k = end >> 3
-        raw[k] |= (tail >> uint32(16)) & uint32(255)
-        raw[k + 1] |= (tail >> uint32(8)) & uint32(255)
-        raw[k + 2] |= tail & uint32(255)
-        end += 16
-    at = 0
-    for f in range(halves.shape[0]):
-        if halves[f, 2]:
-            at = unpack_bits(raw, at, halves[f, 2], low[: n_rows * n_blocks])
-        hi_at = n_streams * side_at[halves[f, 0]] + which * n_blocks * 32
-        lo_at = n_streams * side_at[halves[f, 1]] + which * n_blocks * 32 if halves[f, 1] >= 0 else -1
-        _put_half(
-            f, n_rows, first, n_blocks, side, hi_at, lo_at, n_streams * n_blocks * 32, low, halves, lane_values,
-            half_values, symbols, stride, direct,
-        )
-    for f in range(byte_fields.shape[0]):
-        n_columns = columns_of(byte_fields[f, 1], n_blocks)
-        for row in range(n_rows):
-            plane = (row & 1) * n_streams + which
-            base = n_streams * side_at[byte_fields[f, 0]] + plane * n_columns * 32 + (row >> 1)
-            if direct:
-                for column in range(n_columns):
-                    symbols[first + row, column * stride] = side[base + column * 32]
-            else:
-                for column in range(n_columns):
-                    byte_values[first + row, byte_fields[f, 2] + column] = side[base + column * 32]
-    for r in range(raws.shape[0]):
-        columns = raws[r, 0] * n_blocks
-        bits = raws[r, 3] if forced == 4 else raws[r, 1]
-        for row in range(n_rows):
-            at = unpack_bits(raw, at, bits, raw_values[first + row, raws[r, 2] : raws[r, 2] + columns])
-    if positions_behind:
-        at = unpack_bits(raw, at, forced_bits(forced), positions[: n_rows * n_blocks])
-    if forced and forced != 4 and not forced_done:
-        put_forced(symbols[first : first + n_rows, offset:], forced, n_blocks, meta[2], stride, positions)
-    if forced == 4:
-        put_window(symbols[first : first + n_rows], raw_values[first : first + n_rows], meta[6])
-    return 0
+    for which in range(n_members):
+        first = 64 * (g + which)
+        n_words = ends[which] - starts[g + which]
+        n_left = np.int64(0)
+        for lane in range(32):
+            n_left += held[which, lane]
+        n_body = n_raw - min(n_left + 16 * states.size, n_raw)
+        body_words = (n_body + 31) // 32
+        if n_words + body_words != sizes[g + which]:
+            status[g + which] = 2
+            continue
+        # Raw bits: the body behind the stream, the end in the left-over bits.
+        raw_words = raw[: 4 * (raw.size // 4)].view(np.uint32)
+        for i in range(body_words):
+            raw_words[i] = words[ends[which] + i]
+        for i in range((n_body + 7) // 8, (n_body + n_left + 16 * states.size + 7) // 8 + 8):
+            raw[i] = 0
+        end = n_body + left_over_bits(buf[which], held[which], raw, n_body)
+        ends_well = True
+        for lane in range(states.size):
+            ends_well &= states[lane] >> uint32(16) == uint32(1)
+            tail = uint32(states[lane] & uint32(0xFFFF)) << uint32(8 - (end & 7))
+            k = end >> 3
+            raw[k] |= (tail >> uint32(16)) & uint32(255)
+            raw[k + 1] |= (tail >> uint32(8)) & uint32(255)
+            raw[k + 2] |= tail & uint32(255)
+            end += 16
+        if not ends_well:
+            status[g + which] = 2
+            continue
+        at = 0
+        phase_size = 32 * n_blocks
+        for f in range(halves.shape[0]):
+            if halves[f, 2]:
+                at = _unpack_low(raw, at, halves[f, 2], n_rows, n_blocks, low)
+            other = lane_values[halves[f, 4]] if halves[f, 4] >= 0 else low  # not itself: equal arrays are not vectorised
+            for phase in range(2):
+                plane = (phase * n_streams + which) * phase_size
+                hi_at = n_streams * side_at[halves[f, 0]] + plane
+                part = slice(phase * phase_size, (phase + 1) * phase_size)
+                hi = side[hi_at : hi_at + phase_size]
+                if halves[f, 1] >= 0:
+                    lo_at = n_streams * side_at[halves[f, 1]] + plane
+                    _assemble_half(hi, side[lo_at : lo_at + phase_size], other[part], halves[f], lane_values[f, part])
+                else:
+                    _assemble_half(hi, low[part], other[part], halves[f], lane_values[f, part])
+        _put_halves(n_rows, first, n_blocks, lane_values, half_values, symbols, stride, direct)
+        for f in range(byte_fields.shape[0]):
+            n_columns = columns_of(byte_fields[f, 1], n_blocks)
+            for row in range(n_rows):
+                plane = (row & 1) * n_streams + which
+                base = n_streams * side_at[byte_fields[f, 0]] + plane * n_columns * 32 + (row >> 1)
+                if direct:
+                    for column in range(n_columns):
+                        symbols[first + row, column * stride] = side[base + column * 32]
+                else:
+                    for column in range(n_columns):
+                        byte_values[first + row, byte_fields[f, 2] + column] = side[base + column * 32]
+        for r in range(raws.shape[0]):
+            columns = raws[r, 0] * n_blocks
+            bits = raws[r, 3] if forced == 4 else raws[r, 1]
+            for row in range(n_rows):
+                at = unpack_many(raw, at, bits, raw_values[first + row, raws[r, 2] : raws[r, 2] + columns])
+        if positions_behind:
+            at = unpack_many(raw, at, forced_bits(forced), positions[which, : n_rows * n_blocks])
+        if forced and forced != 4 and not forced_done:
+            flat = symbols.reshape(symbols.size)
+            at = first * symbols.shape[1] + offset
+            put_forced(flat, at, symbols.shape[1], n_rows, forced, n_blocks, meta[2], stride, positions[which])
+        if forced == 4:
+            put_window(symbols[first : first + n_rows], raw_values[first : first + n_rows], meta[6])
+        status[g + which] = 0
 
 
 @njit(cache=True, nogil=True)
@@ -231,7 +281,7 @@ def _unpack_positions(
     view = scratch[: 4 * (scratch.size // 4)].view(np.uint32)
     for i in range(n_words):
         view[i] = words[i]
-    unpack_bits(scratch, 0, n_bits, positions[:n_values])
+    unpack_many(scratch, 0, n_bits, positions[:n_values])
 
 
 @njit(cache=True, nogil=True)
@@ -280,28 +330,28 @@ def decode_groups(
     n_cells = meta[1]
     stride, offset, _ = symbol_layout
     side_at = side_offsets_of(meta, sides)
-    side = np.zeros(max(2 * side_at[-1], 1), np.uint8)
-    contexts = np.zeros((2, 2, n_cells, 32), np.int32)
-    offsets = np.zeros((2, n_cells, 32), np.int32)
+    side = np.zeros(max(4 * side_at[-1], 1), np.uint8)
+    contexts = np.zeros((2, n_cells, 32), np.int32)
+    all_offsets = np.zeros(8 * n_cells * 32, np.int32)
     packed = np.empty(n_cells * ((meta[2] + 3) // 4) * 32, np.uint32)
     low = np.zeros(64 * n_blocks, np.uint16)
-    lane_values = np.zeros((max(halves.shape[0], 1), 64 * n_blocks), np.uint16)
+    lane_values = np.zeros((halves.shape[0], 64 * n_blocks), np.uint16)
     raw = np.zeros(8 * (_raw_bits_per_row(meta, halves, raws, 0) + 10 * n_blocks) + 64 * 8 + 64, np.uint8)
-    buf = np.zeros((2, 32), np.uint64)
-    held = np.zeros((2, 32), np.int32)
-    pos = np.zeros(2, np.int64)
-    bases = np.zeros(2, np.int64)
+    all_buf = np.zeros((4, 32), np.uint64)
+    all_held = np.zeros((4, 32), np.int32)
+    all_pos = np.zeros(4, np.int64)
+    bases = np.zeros(4, np.int64)
     strides = np.zeros(2, np.int64)
     row_bytes = symbols.shape[1]
     flat_symbols = symbols.reshape(symbols.size)
     limit = words.size
-    positions = np.zeros((2, 2 * n_cells * 32), np.int32)
-    phase_positions = np.zeros((2, n_cells, 32), np.int32)
+    positions = np.zeros((4, 2 * n_cells * 32), np.int32)
+    flat_positions = positions.reshape(positions.size)
     n_groups = kinds.size
     by_rans = rans_tables.size > 0
     states = np.zeros(32, np.uint32)
     half_words = words.view(np.uint16)
-    can_pair = meta[2] % 16 == 0 and not by_rans
+    can_join = meta[2] % 16 == 0 and not by_rans
     g = 0
     while g < n_groups:
         status[g] = 0
@@ -310,12 +360,17 @@ def decode_groups(
             continue
         first = 64 * g
         rows = min(64, n_rows - first)
-        # A full group without a partner is decoded as both members of a pair.
-        partner = g
-        if can_pair and g + 1 < n_groups and n_rows - first >= 128 and kinds[g + 1] == kinds[g]:
-            partner = g + 1
-        pair = can_pair and rows == 64
-        n_streams = 2 if pair else 1
+        # Full groups are decoded two or four streams at a time; where there are fewer, the last one several times.
+        joined = can_join and rows == 64
+        n_members = 1
+        while joined and n_members < 4 and g + n_members < n_groups and kinds[g + n_members] == kinds[g]:
+            if first + 64 * (n_members + 1) > n_rows:
+                break
+            n_members += 1
+        n_streams = 1 if not joined else 2 if n_members < 3 else 4
+        behind = g + n_members
+        buf, held, pos = all_buf[:n_streams], all_held[:n_streams], all_pos[:n_streams]
+        offsets = all_offsets[: 2 * n_streams * n_cells * 32].reshape((2, n_streams, n_cells, 32))
         forced = meta[4] if kinds[g] == 0 else 0
         base = 0 if kinds[g] == 0 else 256
         cell_symbols = meta[3] if kinds[g] == 0 else meta[2]
@@ -325,17 +380,17 @@ def decode_groups(
         front = 0
         if rows * _raw_bits_per_row(meta, halves, raws, forced) >= 2048:
             front = (rows * n_blocks * n_bits + 31) // 32
-        if front > min(sizes[g], sizes[partner]):
-            for k in range(g, partner + 1):
+        if front > sizes[g:behind].min():
+            for k in range(g, behind):
                 status[k] = 2 if front > sizes[k] else 3
-            g = partner + 1
+            g = behind
             continue
         if front:
-            for k in range(partner - g + 1):
+            for k in range(n_members):
                 _unpack_positions(words[starts[g + k] :], front, rows * n_blocks, n_bits, raw, positions[k])
-        nibbles = pair and front > 0 and forced == 2 and meta[2] == 16
-        pos[0] = starts[g] + front
-        pos[1] = starts[partner] + front
+        for k in range(n_streams):
+            pos[k] = starts[g + min(k, n_members - 1)] + front
+        nibbles = joined and front > 0 and forced == 2 and meta[2] == 16
         for s in range(sides.shape[0]):
             columns = columns_of(sides[s, 0], n_blocks)
             plane = side[n_streams * side_at[s] : n_streams * side_at[s + 1]].reshape((2, n_streams, columns, 32))
@@ -343,8 +398,8 @@ def decode_groups(
             other = side[n_streams * side_at[o] : n_streams * side_at[o + 1]].reshape((2, n_streams, -1, 32))
             for phase in range(2):
                 n_lanes = (rows + 1 - phase) // 2
-                if pair:
-                    decode_side_pair(
+                if joined:
+                    decode_side_streams(
                         words, limit, flat_tables, side_offsets[s], sides[s, 1], sides[s, 2], other[phase], plane[phase],
                         buf, held, pos,
                     )
@@ -353,8 +408,7 @@ def decode_groups(
                         words, limit, flat_tables, side_offsets[s], sides[s, 1], sides[s, 2], other[phase, 0], n_lanes,
                         plane[phase, 0], buf[0], held[0], pos[:1],
                     )
-        for k in range(n_streams):
-            cell_contexts(side, side_at, meta, levels, base, n_streams, k, contexts[k])
+        _offsets_of_cells(side, side_at, meta, levels, base, n_streams, cell_offsets, contexts, offsets)
         if by_rans:
             for lane in range((rows + 1) // 2):
                 states[lane] = words[min(pos[0] + lane, limit - 1)]
@@ -363,43 +417,36 @@ def decode_groups(
             n_lanes = (rows + 1 - phase) // 2
             if n_lanes == 0:
                 continue
-            for k in range(n_streams):
-                for cell in range(n_cells):
-                    for lane in range(32):
-                        offsets[k, cell, lane] = cell_offsets[contexts[k, phase, cell, lane]]
-            if pair:
-                bases[0] = (first + phase) * row_bytes + offset
-                bases[1] = (64 * partner + phase) * row_bytes + offset
+            if joined:
                 strides[0] = 2 * row_bytes
                 strides[1] = stride
-                if nibbles:
+                # Two streams keep the instructions of the cells busy; four would only take more of the first cache.
+                for two in range(0, n_streams, 2):
                     for k in range(2):
-                        source = positions[k if partner > g else 0]
-                        for i in range(n_cells * 32):
-                            phase_positions[k, i >> 5, i & 31] = source[phase * n_cells * 32 + i]
-                decode_cells_pair(
-                    words, limit, flat_tables, offsets, cell_symbols, flat_symbols, bases, strides, nibbles,
-                    phase_positions, buf, held, pos,
-                )
+                        member = min(two + k, n_members - 1)
+                        bases[k] = (first + 64 * member + phase) * row_bytes + offset
+                        bases[2 + k] = member * positions.shape[1] + phase * n_cells * 32
+                    decode_cells_pair(
+                        words, limit, flat_tables, offsets[phase, two : two + 2], cell_symbols, flat_symbols, bases, strides,
+                        nibbles, flat_positions, buf[two : two + 2], held[two : two + 2], pos[two : two + 2],
+                    )
             else:
                 quads = (cell_symbols + 3) // 4
                 view = packed[: n_cells * quads * 32].reshape((n_cells, quads, 32))
                 if by_rans:
                     decode_rans_phase(
-                        half_words, 2 * limit, rans_tables, offsets[0], cell_symbols, n_lanes, view, states, pos[:1]
+                        half_words, 2 * limit, rans_tables, offsets[phase, 0], cell_symbols, n_lanes, view, states, pos[:1]
                     )
                 else:
                     decode_cells_phase(
-                        words, limit, flat_tables, offsets[0], cell_symbols, n_lanes, view, buf[0], held[0], pos[:1]
+                        words, limit, flat_tables, offsets[phase, 0], cell_symbols, n_lanes, view, buf[0], held[0], pos[:1]
                     )
                 scatter_symbols(view, phase, n_lanes, symbols[first : first + rows], stride, offset, cell_symbols)
         if by_rans:
             pos[0] = (pos[0] + 1) // 2
-        for k in range(partner - g + 1):
-            status[g + k] = _finish_group(
-                rows, first + 64 * k, sizes[g + k], words[starts[g + k] :], pos[k] - starts[g + k], forced, nibbles,
-                positions[k], buf[k], held[k], states[: (rows + 1) // 2 if by_rans else 0], meta, sides, halves,
-                byte_fields, raws, side, side_at, n_streams, k, raw, low, lane_values, half_values, byte_values, symbols,
-                symbol_layout, raw_values,
-            )
-        g = partner + 1
+        _finish_groups(
+            g, n_members, rows, words, starts, sizes, pos, forced, nibbles, positions, buf, held,
+            states[: (rows + 1) // 2 if by_rans else 0], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, raw,
+            low, lane_values, half_values, byte_values, symbols, symbol_layout, raw_values, status,
+        )
+        g = behind

@@ -128,6 +128,8 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
     FormatError
         If the payload is not one that `filter_chunk` writes.
     """
+    from lazyweights.container import header_kernels  # loads numba
+
     data = bytes(payload)
     reader = NumberReader(data)
     sizes = [(reader.number(n_bytes + (1 << 20)), reader.number(len(data))) for _ in range(N_STREAMS)]
@@ -138,41 +140,51 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
     recipe = NumberReader(streams[0])
     rest, lengths, characters, words = (_Stream(streams[i]) for i in (1, 2, 4, 5))
     long_lengths = _Stream(streams[3])
-    out = []
+    out = _Output(n_bytes)
     for _ in range(recipe.number(n_bytes)):
         gap, kind, n = recipe.number(n_bytes), recipe.number(1), recipe.number(n_bytes)
         if n < MIN_ITEMS:
             raise FormatError("an array of the header is too short to be regrouped", expected=f">= {MIN_ITEMS}", found=n)
-        out.append(rest.take(gap).tobytes())
+        out.take(gap)[:] = rest.take(gap)
         if kind == WORDS:
-            deltas = np.ascontiguousarray(words.take(4 * n).reshape(4, n).T).view("<u4").reshape(-1)
-            out.append(np.cumsum(deltas, dtype=np.uint32).astype("<u4").tobytes())
+            header_kernels.add_up(words.take(4 * n), out.take(4 * n))
             continue
         sizes_of = lengths.take(n).astype(np.int64)
         long = sizes_of == LONG
         if long.any():
             sizes_of[long] = long_lengths.take(4 * int(long.sum())).copy().view("<u4")
         total = int(sizes_of.sum())
-        region = np.empty(total + 8 * n, np.uint8) if total + 8 * n <= n_bytes else _too_long(total + 8 * n, n_bytes)
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes_of + 8)[:-1]])
-        keep = np.ones(region.size, np.bool_)
-        for k in range(8):
-            region[starts + k] = sizes_of >> (8 * k) & 255
-            keep[starts + k] = False
-        region[keep] = characters.take(total)
-        out.append(region.tobytes())
-    out.append(rest.take(rest.left).tobytes())
+        header_kernels.weave(sizes_of, characters.take(total), out.take(total + 8 * n))
+    out.take(rest.left)[:] = rest.take(rest.left)
     recipe.finish()
     if any(stream.left for stream in (lengths, long_lengths, characters, words)):
         raise FormatError("a stream of the header is longer than its arrays")
-    joined = b"".join(out)
-    if len(joined) != n_bytes:
-        raise FormatError("a filtered chunk has another size", expected=n_bytes, found=len(joined))
-    return joined
+    if out.left:
+        raise FormatError("a filtered chunk has another size", expected=n_bytes, found=n_bytes - out.left)
+    return out.data.tobytes()
 
 
-def _too_long(found: int, expected: int) -> np.ndarray:
-    raise FormatError("the strings of the header are longer than their chunk", expected=f"<= {expected}", found=found)
+class _Output:
+    """Bytes to fill from front to back."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.data = np.empty(n_bytes, np.uint8)
+        self.left = n_bytes
+
+    def take(self, n: int) -> np.ndarray:
+        """Return the next `n` bytes, to be written.
+
+        Raises
+        ------
+        FormatError
+            If there are not so many.
+        """
+        if n > self.left:
+            size = self.data.size
+            raise FormatError("a filtered chunk has another size", expected=size, found=f"> {size}")
+        at = self.data.size - self.left
+        self.left -= n
+        return self.data[at : at + n]
 
 
 class _Stream:

@@ -26,7 +26,7 @@ from lazyweights.container.coded_file import (
 )
 from lazyweights.container.gguf_scan import read_metadata, scan_gguf
 from lazyweights.container.gguf_values import GGUF_MAGIC
-from lazyweights.container.unit_codec import Tables, check_units, decode_rows, decode_verbatim
+from lazyweights.container.unit_codec import Part, Tables, check_units, decode_parts, decode_verbatim
 from lazyweights.errors import BackendUnavailableError, BlockLayoutError, ChecksumError, LazyWeightsError
 
 MAX_SCANNED_BYTES = 1 << 26
@@ -320,12 +320,10 @@ class CodedFile:
             skip = inside - group * TILE_ROWS * span.row_bytes
             whole = skip == 0 and n == n_rows * span.row_bytes
             flat = np.frombuffer(target[done : done + n], np.uint8) if whole else np.empty(n_rows * span.row_bytes, np.uint8)
-            packed = flat.reshape(n_rows, span.row_bytes)
             tables = self._table_set(span.plan.table_set)
-            decode_rows(
-                span, unit, self._kinds[units], self._sizes[units], self._offsets[units], words, tables, packed
-            )
-            check_units(span, unit, self.layout.units["checksum"][units], packed)
+            part = [Part(span, unit, n_groups, n_rows)]
+            decode_parts(part, self._kinds[units], self._sizes[units], self._offsets[units], words, tables, flat)
+            check_units(part, self.layout.units["checksum"][units], flat)
             if not whole:
                 target[done : done + n] = memoryview(flat)[skip : skip + n]
             done += n

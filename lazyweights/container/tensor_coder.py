@@ -492,6 +492,12 @@ class TensorCoder:
             arrays.raw_values[rows] = 0
 
 
+@functools.lru_cache(maxsize=256)
+def tensor_coder(type_id: int, columns: int) -> TensorCoder:
+    """Return the (shared, stateless) coder of a type and row length."""
+    return TensorCoder(type_id, columns)
+
+
 def _no_halves(n_rows: int, n_blocks: int) -> np.ndarray:
     return np.zeros((0, n_rows, n_blocks), np.uint16)
 

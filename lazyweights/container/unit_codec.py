@@ -26,7 +26,7 @@ from lazyweights.container.coded_file import (
     checksum,
 )
 from lazyweights.container.header_filter import ItemArray, filter_chunk, unfilter_chunk
-from lazyweights.container.tensor_coder import TensorCoder
+from lazyweights.container.tensor_coder import RANS, tensor_coder
 from lazyweights.container.zstd_frames import compress, decompress
 from lazyweights.errors import BlockLayoutError, ChecksumError, CodecError, FormatError
 
@@ -50,12 +50,6 @@ class Unit:
     kind: int
     payload: bytes | memoryview
     checksum: int
-
-
-@functools.lru_cache(maxsize=256)
-def tensor_coder(type_id: int, columns: int) -> TensorCoder:
-    """Return the (shared, stateless) coder of a type and row length."""
-    return TensorCoder(type_id, columns)
 
 
 class Tables:
@@ -194,6 +188,28 @@ def _unit(kind: int, payload: bytes | memoryview | None, source: np.ndarray) -> 
     return Unit(kind, payload, checksum(source))
 
 
+@dataclass(frozen=True)
+class Part:
+    """Row groups of one outer index of a tensor that are decoded together.
+
+    Attributes
+    ----------
+    span : CodedSpan
+        The tensor.
+    first_unit : int
+        Number of the first row group within the span.
+    n_units, n_rows : int
+    first_byte : int
+        Where its packed rows start in the output.
+    """
+
+    span: CodedSpan
+    first_unit: int
+    n_units: int
+    n_rows: int
+    first_byte: int = 0
+
+
 def decode_rows(
     span: CodedSpan,
     first_unit: int,
@@ -204,70 +220,151 @@ def decode_rows(
     tables: Tables,
     packed: np.ndarray,
 ) -> None:
-    """Decode row groups of one outer index into `packed`, uint8 (rows, row_bytes). Does not look at checksums.
+    """Decode row groups of one outer index into `packed`, uint8 (rows, row_bytes); see `decode_parts`."""
+    part = Part(span, first_unit, len(kinds), len(packed))
+    decode_parts([part], kinds, sizes, offsets, words, tables, packed.reshape(-1))
+
+
+def decode_parts(
+    parts: list[Part],
+    kinds: np.ndarray,
+    sizes: np.ndarray,
+    offsets: np.ndarray,
+    words: np.ndarray,
+    tables: Tables,
+    out: np.ndarray,
+) -> None:
+    """Decode row groups into `out`, uint8, flat. Does not look at checksums.
 
     Parameters
     ----------
-    span : the tensor
-    first_unit : number of the first row group, for error messages
-    kinds, sizes, offsets : per row group, its kind, payload bytes and byte offset in `words` (multiples of 4)
+    parts : what to decode; several only where `CodedSpan.decode_arrays` is not None for all of them
+    kinds, sizes, offsets : per row group of all parts, its kind, payload bytes and byte offset in `words` (multiples of 4)
     words : uint32, at least READ_AHEAD_WORDS longer than the last payload
-    tables : the table set of the span's plan
+    tables : the table set of the plans of all parts
 
     Raises
     ------
     CodecError
         If a stream does not have the length that its unit says.
     """
-    assert span.plan is not None
-    coder = tensor_coder(span.type_id, span.shape[0])
-    n_rows = len(packed)
     stream_kinds = _STREAM_KINDS[kinds]
+    n_words = sizes >> 2
     skipped = np.flatnonzero(stream_kinds == SKIPPED_GROUP)
     if skipped.size < len(kinds):
-        n_words = sizes >> 2
-        ragged = (n_words << 2 != sizes) & (stream_kinds != SKIPPED_GROUP)
-        try:
-            status = coder.decode(
-                n_rows, words, offsets >> 2, n_words, stream_kinds, span.plan, tables.flat, tables.rans_flat, packed
-            )
-        except BlockLayoutError as error:
-            error.tensor, error.row_group = span.name, first_unit
-            raise
-        if status.any() or ragged.any():
+        starts = offsets >> 2
+        words = words.view()
+        words.flags.writeable = False  # a mapped file is, and each combination would compile anew
+        if words.size < READ_AHEAD_WORDS:
+            raise CodecError("a decoder needs words behind the last stream", expected=READ_AHEAD_WORDS, found=words.size)
+        if parts[0].span.decode_arrays is not None:
+            status = _decode_batch(parts, words, starts, n_words, stream_kinds, tables, out)
+        else:
+            status = _decode_planes(parts[0], words, starts, n_words, stream_kinds, tables, out)
+        damaged = (status == GROUP_DAMAGED) | ((n_words << 2 != sizes) & (stream_kinds != SKIPPED_GROUP))
+        if damaged.any():
+            part, unit, _ = _locate(parts, int(np.argmax(damaged)))
             raise CodecError(
-                "a code stream does not have the length that its row group says", tensor=span.name,
-                row_group=first_unit + int(np.argmax((status == GROUP_DAMAGED) | ragged)),
+                "a code stream does not have the length that its row group says", tensor=part.span.name, row_group=unit
             )
-    for g in skipped.tolist():
-        rows = packed[TILE_ROWS * g : TILE_ROWS * (g + 1)]
-        payload = words.view(np.uint8)[int(offsets[g]) : int(offsets[g]) + int(sizes[g])]
-        if kinds[g] == RAW:
-            rows[:] = payload.reshape(rows.shape)
+    for k in skipped.tolist():
+        part, unit, rows = _locate(parts, k)
+        span = part.span
+        packed = out[rows].reshape(-1, span.row_bytes)
+        payload = words.view(np.uint8)[int(offsets[k]) : int(offsets[k]) + int(sizes[k])]
+        if kinds[k] == RAW:
+            packed[:] = payload.reshape(packed.shape)
             continue
+        assert span.plan is not None
+        coder = tensor_coder(span.type_id, span.shape[0])
         table = int(span.plan.cell_tables[0]) * TABLE_SIZE
         try:
-            arrays = unit_stream.decode_group(payload, len(rows), coder, tables.flat[table : table + TABLE_SIZE + 16])
-            coder.join(arrays, rows)
+            arrays = unit_stream.decode_group(payload, len(packed), coder, tables.flat[table : table + TABLE_SIZE + 16])
+            coder.join(arrays, packed)
         except (CodecError, BlockLayoutError) as error:
-            error.tensor, error.row_group = span.name, first_unit + g
+            error.tensor, error.row_group = span.name, unit
             raise
 
 
-def check_units(span: CodedSpan, first_unit: int, checksums: np.ndarray, packed: np.ndarray) -> None:
-    """Compare the checksum of each row group in `packed` with the file's.
+def _decode_batch(
+    parts: list[Part], words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables,
+    out: np.ndarray,
+) -> np.ndarray:
+    """Decode parts in one compiled call; return the status of each row group."""
+    from lazyweights.container import batch_decode
+
+    arrays: list[batch_decode.PlanArrays] = []
+    rows = []
+    first = 0
+    by_rans = False
+    for part in parts:
+        mine = part.span.decode_arrays
+        assert mine is not None
+        assert part.span.plan is not None
+        arrays.append(mine)
+        rows.append([part.n_rows, first, part.n_units, part.first_byte, *mine.numbers])
+        first += part.n_units
+        by_rans |= part.span.plan.coder == RANS
+    status = np.zeros(first, np.uint8)
+    batch_decode.decode_batch(
+        np.array(rows, np.int64), words, starts, sizes, kinds, *batch_decode.joined_arrays(arrays), tables.flat,
+        tables.rans_flat if by_rans else np.zeros(0, np.uint32), out, status,
+    )
+    return status
+
+
+def _decode_planes(
+    part: Part, words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables, out: np.ndarray
+) -> np.ndarray:
+    """Decode a part of a type that is not decoded in batches; return the status of each row group."""
+    span = part.span
+    assert span.plan is not None
+    coder = tensor_coder(span.type_id, span.shape[0])
+    packed = out[part.first_byte : part.first_byte + part.n_rows * span.row_bytes].reshape(part.n_rows, span.row_bytes)
+    try:
+        return coder.decode(part.n_rows, words, starts, sizes, kinds, span.plan, tables.flat, tables.rans_flat, packed)
+    except BlockLayoutError as error:
+        error.tensor, error.row_group = span.name, part.first_unit
+        raise
+
+
+def _group_bytes(part: Part, k: int) -> slice:
+    """The bytes of row group k of a part in the output."""
+    row_bytes = part.span.row_bytes
+    first, last = TILE_ROWS * k, min(TILE_ROWS * (k + 1), part.n_rows)
+    return slice(part.first_byte + first * row_bytes, part.first_byte + last * row_bytes)
+
+
+def _locate(parts: list[Part], k: int) -> tuple[Part, int, slice]:
+    """Return the part that row group k of a batch belongs to, its number within the span, and its bytes in the output."""
+    for part in parts:
+        if k < part.n_units:
+            return part, part.first_unit + k, _group_bytes(part, k)
+        k -= part.n_units
+    raise IndexError(k)
+
+
+def check_units(parts: list[Part], checksums: np.ndarray, out: np.ndarray) -> None:
+    """Compare the checksum of each row group in `out`, uint8, flat, with the file's.
 
     Raises
     ------
     ChecksumError
     """
-    for g, expected in enumerate(checksums.tolist()):
-        found = checksum(packed[TILE_ROWS * g : TILE_ROWS * (g + 1)])
-        if found != expected:
-            raise ChecksumError(
-                "a row group is damaged", tensor=span.name, row_group=first_unit + g, expected=f"{expected:016x}",
-                found=f"{found:016x}",
-            )
+    view = memoryview(out)
+    all_expected = iter(checksums.tolist())
+    for part in parts:
+        size = TILE_ROWS * part.span.row_bytes
+        end = part.first_byte + part.n_rows * part.span.row_bytes
+        for k in range(part.n_units):
+            at = part.first_byte + k * size
+            found = checksum(view[at : min(at + size, end)])
+            expected = next(all_expected)
+            if found != expected:
+                raise ChecksumError(
+                    "a row group is damaged", tensor=part.span.name, row_group=part.first_unit + k,
+                    expected=f"{expected:016x}", found=f"{found:016x}",
+                )
 
 
 def rows_per_run(span: CodedSpan, run_bytes: int) -> int:

@@ -122,7 +122,7 @@ def test_kernels_equal_reference(backend, n_rows, n_cells, cell_length):
     got = decode_plane(backend, words, words.size, flat, tables, cell_length, n_rows, state)
     np.testing.assert_array_equal(got, symbols)
     assert state[2][0] == n_words
-    out = np.zeros(len(left_over) // 8 + 9, np.uint8)
+    out = np.zeros(len(left_over) // 8 + 32, np.uint8)
     assert lane_kernels.left_over_bits(state[0], state[1], out, 3) == len(left_over)
     assert np.unpackbits(out)[3 : 3 + len(left_over)].tolist() == left_over
 
@@ -282,10 +282,11 @@ def test_pair_kernels_equal_scalar(cell_length, nibbles):
         pos = np.array([0, streams[0].size], np.int64)
         for phase in range(2):
             offsets = np.stack([t[phase] for t in tables]).astype(np.int32) * 2048
-            bases = np.array([phase * row_bytes, (64 + phase) * row_bytes], np.int64)
+            at = positions[0].size * phase
+            bases = np.array([phase * row_bytes, (64 + phase) * row_bytes, at, at + 32 * n_cells], np.int64)
             strides = np.array([2 * row_bytes, stride], np.int64)
             decode(
-                words, words.size, flat, offsets, cell_length, out, bases, strides, nibbles, positions[phase], buf, held, pos
+                words, words.size, flat, offsets, cell_length, out, bases, strides, nibbles, positions.ravel(), buf, held, pos
             )
         assert (pos - [0, streams[0].size]).tolist() == [s.size for s in streams]
         results.append(out.reshape(2, 64, n_cells, stride))

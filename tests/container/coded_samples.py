@@ -133,7 +133,7 @@ SCALAR_KERNELS = {
     "decode_cells_phase": lane_kernels._decode_cells_scalar,
     "decode_side_phase": lane_kernels._decode_side_scalar,
     "decode_cells_pair": lane_kernels._decode_cells_pair_scalar,
-    "decode_side_pair": lane_kernels._decode_side_pair_scalar,
+    "decode_side_streams": lane_kernels._decode_side_streams_scalar,
     "decode_rans_phase": rans.decode_rans_scalar,
 }
 """What runs where the CPU has no vector kernels."""

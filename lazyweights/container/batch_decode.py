@@ -1,0 +1,135 @@
+"""A batch: row groups of one or more tensors that one compiled call decodes, from their streams to packed blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from lazyweights.container.group_decode import decode_groups
+from lazyweights.container.row_join import DIRECT, JOIN_OF_TYPE, NOT_COMPILED, join_rows
+from lazyweights.container.tensor_coder import RANS, TensorCoder, TensorPlan
+
+N_PART_NUMBERS = 16
+
+def is_compiled(coder: TensorCoder) -> bool:
+    """Return whether `decode_batch` knows the type."""
+    return JOIN_OF_TYPE.get(coder.layout.type_name, NOT_COMPILED) != NOT_COMPILED
+
+
+@dataclass(frozen=True)
+class PlanArrays:
+    """What the kernels need of a tensor: integer tables, and its numbers in a row of `parts` (from column 4 on)."""
+
+    meta: np.ndarray
+    sides: np.ndarray
+    halves: np.ndarray
+    byte_fields: np.ndarray
+    raws: np.ndarray
+    levels: np.ndarray
+    side_offsets: np.ndarray
+    cell_offsets: np.ndarray
+    numbers: list[int]
+
+
+def plan_arrays(coder: TensorCoder, plan: TensorPlan) -> PlanArrays:
+    """Return the arrays of a tensor's plan."""
+    p = coder.parameters(plan.modes, plan.bases)
+    join = JOIN_OF_TYPE[coder.layout.type_name]
+    direct = join == DIRECT
+    numbers = [
+        coder.row_bytes,
+        join,
+        coder.type.block_bytes if direct else coder.cell_symbols,
+        coder.direct_offset or 0,
+        coder.n_cells * coder.cell_symbols,
+        sum(coder.byte_columns(b.per_block) for b in coder.layout.bytes_),
+        sum(per_block for _, per_block, _ in coder.raw_planes) * coder.n_blocks,
+        int(plan.coder == RANS),
+        len(p.sides),
+        len(p.halves),
+        len(p.byte_fields),
+        len(p.raws),
+    ]
+    return PlanArrays(
+        p.meta[None], p.sides, p.halves, p.byte_fields, p.raws, p.levels[None], plan.side_offsets, plan.cell_offsets[None],
+        numbers,
+    )
+
+
+_FIELDS = ("meta", "sides", "halves", "byte_fields", "raws", "levels", "side_offsets", "cell_offsets")
+
+
+def joined_arrays(arrays: list[PlanArrays]) -> tuple[np.ndarray, ...]:
+    """Return the integer tables of some tensors one behind the other, in the order that `decode_batch` takes them."""
+    if len(arrays) == 1:
+        return tuple(getattr(arrays[0], name) for name in _FIELDS)
+    return tuple(np.concatenate([getattr(a, name) for a in arrays]) for name in _FIELDS)
+
+
+@njit(cache=True, nogil=True)
+def decode_batch(
+    parts: np.ndarray,
+    words: np.ndarray,
+    starts: np.ndarray,
+    sizes: np.ndarray,
+    kinds: np.ndarray,
+    meta: np.ndarray,
+    sides: np.ndarray,
+    halves: np.ndarray,
+    byte_fields: np.ndarray,
+    raws: np.ndarray,
+    levels: np.ndarray,
+    side_offsets: np.ndarray,
+    cell_offsets: np.ndarray,
+    flat_tables: np.ndarray,
+    rans_tables: np.ndarray,
+    out: np.ndarray,
+    status: np.ndarray,
+) -> None:
+    """Decode the parts of a batch.
+
+    Parameters
+    ----------
+    parts : int64 (n_parts, N_PART_NUMBERS): rows, first unit, units, first byte in `out`, then `PlanArrays.numbers`
+    words, starts, sizes, kinds, status : as for `decode_groups`, of the units of all parts
+    meta .. cell_offsets : of all parts, `joined_arrays`
+    flat_tables, rans_tables : of the table set of all parts
+    out : uint8, flat, output; rows of row groups that are not decoded are left undefined
+    """
+    s = h = f = r = 0
+    for i in range(parts.shape[0]):
+        n_rows, first, n_units, at, row_bytes, join, stride, offset, width, byte_width, raw_width, by_rans = parts[i, :12]
+        n_sides, n_halves, n_fields, n_raws = parts[i, 12:]
+        part_sides, part_halves = sides[s : s + n_sides], halves[h : h + n_halves]
+        part_fields, part_raws = byte_fields[f : f + n_fields], raws[r : r + n_raws]
+        part_side_offsets = side_offsets[s : s + n_sides]
+        part_rans = rans_tables if by_rans else rans_tables[:0]
+        packed = out[at : at + n_rows * row_bytes].reshape((n_rows, row_bytes))
+        direct = join == 0
+        chunk = n_units if direct else 4  # row groups that are decoded before they are joined
+        chunk_rows = 0 if direct else min(64 * chunk, n_rows)
+        n_blocks = meta[i, 0]
+        half_values = np.empty((n_halves, chunk_rows, n_blocks), np.uint16)
+        byte_values = np.empty((chunk_rows, byte_width), np.uint8)
+        raw_values = np.empty((chunk_rows, raw_width), np.uint32)
+        # Rows a multiple of 4 KiB apart would fall into the same few places of the first cache: hence 64 bytes more.
+        scratch = np.empty((chunk_rows, (width + 7) // 8 * 8 + 64), np.uint8)
+        for g in range(0, n_units, chunk):
+            units = slice(first + g, first + min(g + chunk, n_units))
+            rows = min(64 * chunk, n_rows - 64 * g)
+            decode_groups(
+                rows, words, starts[units], sizes[units], kinds[units], meta[i], part_sides, part_halves, part_fields, part_raws,
+                levels[i], flat_tables, part_side_offsets, cell_offsets[i], part_rans, half_values, byte_values,
+                packed if direct else scratch, (stride, offset, direct), raw_values, status[units],
+            )
+            if not direct:
+                join_rows(
+                    join, rows, n_blocks, half_values, byte_values, scratch, raw_values, packed[64 * g : 64 * g + rows]
+                )
+        s += n_sides
+        h += n_halves
+        f += n_fields
+        r += n_raws
+
