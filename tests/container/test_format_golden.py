@@ -48,6 +48,8 @@ from tests.container.plain_decoder import TypeRow
 NAMES = tuple(make_goldens.SOURCES)
 TEXT = make_goldens.FORMAT.read_text(encoding="utf-8")
 MAX_GOLDEN_BYTES = 120_000
+EARLIER = make_goldens.GOLDENS / "earlier"
+"""Goldens as writers before this one made them. Nothing makes them again: they only have to decode."""
 
 
 @functools.cache
@@ -94,6 +96,21 @@ def test_plain_decoder_decodes_the_golden(name: str) -> None:
     assert plain_decoder.decode(golden(name)) == source(name)
 
 
+@pytest.mark.parametrize("name", json.loads((EARLIER / "manifest.json").read_text()))
+def test_files_of_earlier_writers_decode(name: str) -> None:
+    """A type that was kept verbatim once, or coded in another way, comes back from files of that time."""
+    entry = json.loads((EARLIER / "manifest.json").read_text())[name]
+    coded = (EARLIER / f"{name}.lw").read_bytes()
+    assert hashlib.sha256(coded).hexdigest() == entry["coded_sha256"]
+    for decode in (decode_bytes, plain_decoder.decode):
+        assert hashlib.sha256(decode(coded)).hexdigest() == entry["source_sha256"]
+
+
+def test_every_earlier_golden_is_decoded() -> None:
+    names = json.loads((EARLIER / "manifest.json").read_text())
+    assert {path.name for path in EARLIER.iterdir()} == {"manifest.json", *(f"{name}.lw" for name in names)}
+
+
 @pytest.mark.parametrize("preset", ["dense", "unit"])
 def test_plain_decoder_decodes_quantized_weights(preset: str, tmp_path: Path) -> None:
     data = mixed_gguf()
@@ -102,7 +119,8 @@ def test_plain_decoder_decodes_quantized_weights(preset: str, tmp_path: Path) ->
 
 def test_manifest_and_directory() -> None:
     manifest = json.loads(make_goldens.MANIFEST.read_text())
-    assert {path.name for path in make_goldens.GOLDENS.iterdir()} == {"manifest.json", *(f"{name}.lw" for name in NAMES)}
+    names = {path.name for path in make_goldens.GOLDENS.iterdir()}
+    assert names == {"earlier", "manifest.json", *(f"{name}.lw" for name in NAMES)}
     assert set(manifest["files"]) == set(NAMES)
     for name, entry in manifest["files"].items():
         assert entry["coded_sha256"] == hashlib.sha256(golden(name)).hexdigest()
