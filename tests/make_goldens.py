@@ -105,6 +105,8 @@ def made_up_planes(type_id: int, n_blocks: int, numbers: Numbers) -> dict[str, n
             values = np.where(numbers.below(n, 4) == 0, values, np.minimum(values, limit // 2)) if top < 8 else values
         elif spec.name == "index":
             values = np.min([numbers.below(n, top + 1) for _ in range(5)], axis=0)
+        elif spec.name == "values" and spec.bits <= 16:
+            values = numbers.bell(n, 8 if spec.bits == 8 else 100) & top
         elif spec.name == "exponent":
             values = 120 + np.clip(numbers.bell(n, 1), -2, 2) if top == 255 else 10 + numbers.bell(n, 1)
         else:
@@ -177,6 +179,20 @@ def every_type() -> bytes:
         codes = planes["codes"]
         codes[0] = np.where((codes[0] == 127) | (codes[0] == 129), 5, np.maximum(codes[0], 1))
 
+    def uneven_rows(planes: dict[str, np.ndarray]) -> None:
+        """Values of every second row are small; the first are the outermost ones."""
+        values = planes["values"].reshape(66, -1)
+        values[::2] = Numbers("uneven").bell(values[::2].size, 1).reshape(33, -1) & 255
+        values[1, :4] = 0x7F, 0x80, 0, 0xFF
+
+    def skewed(planes: dict[str, np.ndarray]) -> None:
+        """Mostly 0, as rANS codes it best."""
+        values = planes["values"]
+        values[:] = np.where(Numbers("skewed").below(values.size, 8).reshape(values.shape), 0, values)
+
+    def outermost(planes: dict[str, np.ndarray]) -> None:
+        planes["values"][:6, 0] = 0x7FFF, 0x8000, 0x7F80, 0xFF7F, 0x80, 0xFFFF
+
     def narrow_codes(planes: dict[str, np.ndarray]) -> None:
         codes = planes["codes"].astype(np.int8).astype(np.int64)
         planes["codes"][:] = np.where(np.abs(codes) == 127, codes, codes // 4) & 255
@@ -186,11 +202,14 @@ def every_type() -> bytes:
     for type_id, known in GGML_TYPES.items():
         if type_id not in STREAM_LAYOUTS:
             shape = (8, 3)
+        elif known.name == "I8":
+            shape = (160, 66)
         elif known.block_size == 1:
             shape = (40, 66 if known.name == "BF16" else 17)
         else:
-            shape = (96 if known.block_size == 32 else known.block_size, 17)
-        tensors.append(made_up_tensor(f"{known.name}.weight", known.name, shape))
+            shape = (96 if known.block_size == 32 else known.block_size, 40 if known.name.startswith("IQ1") else 17)
+        change = {"I8": uneven_rows, "I16": outermost}.get(known.name)
+        tensors.append(made_up_tensor(f"{known.name}.weight", known.name, shape, change))
     tensors += [
         made_up_tensor("long.Q4_K.weight", "Q4_K", (256, 66)),
         made_up_tensor("raw_low.Q4_0.weight", "Q4_0", (224, 64)),
@@ -199,6 +218,7 @@ def every_type() -> bytes:
         made_up_tensor("one_scale.Q8_0.weight", "Q8_0", (32, 64), constant_scale),
         made_up_tensor("signs.IQ4_NL.weight", "IQ4_NL", (128, 64), signs_of_scale),
         made_up_tensor("experts.Q4_0.weight", "Q4_0", (32, 33, 2)),
+        made_up_tensor("skewed.I16.weight", "I16", (192, 66), skewed),
         *(made_up_tensor(f"unforced.{t}.weight", t, (96, 17), first_block_unforced) for t in ("Q4_1", "Q5_0", "Q5_1", "Q8_0")),
     ]
     listed = {t[0]: i for i, t in enumerate(tensors)}

@@ -26,7 +26,8 @@ def cell_contexts(
     The *level* of a cell is the logarithm of its scale (with its sub-scale) in 1/8 octaves. It is compared with the mean
     level of the row: the larger the scale for the row, the narrower the codes spread. The *spread* of a row is the mean
     distance of its levels from that mean. The *zero level* of formats with a min is the logarithm of min over scale: it
-    says where zero sits among the codes. Floats have no scale; there the level of a row, its mean symbol, is stored.
+    says where zero sits among the codes. Floats and integers have no scale; there the level of a row is stored. The bytes
+    of integers stand in cells of their own, which have contexts of their own: the level, and for low bytes one more.
 
     Parameters
     ----------
@@ -50,11 +51,13 @@ def cell_contexts(
         return
     scale_at = n_streams * side_at[meta[7]]
     if mode == 3:
+        per_block = n_cells // n_blocks
         for phase in range(2):
             for cell in range(n_cells):
+                place = np.int32(cell % per_block)
                 for lane in range(32):
-                    level_of_row = side_symbols[scale_at + (phase * n_streams + stream) * 32 + lane]
-                    contexts[phase, cell, lane] = base32 + np.int32(level_of_row)
+                    level_of_row = np.int32(side_symbols[scale_at + (phase * n_streams + stream) * 32 + lane])
+                    contexts[phase, cell, lane] = base32 + ((level_of_row + place) & np.int32(255))
         return
     scale_columns = (side_at[meta[7] + 1] - side_at[meta[7]]) // 64
     per_scale = n_cells // scale_columns

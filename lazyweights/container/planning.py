@@ -53,8 +53,11 @@ LANE_END_BITS = 48
 PLAN_BITS = 8 * 40
 """About what a plan takes in the compressed head."""
 
-RANS_MIN_SAVING = 1 / 1024
-"""Share of a float tensor's bytes that rANS must save over a Huffman code."""
+RANS_MIN_SAVING = 1 / 2048
+"""Share of a tensor's bytes that rANS must save over a Huffman code."""
+
+RANS_STATE_BITS, RANS_TAIL_BITS = 9, 16
+"""What the state of a lane costs beside the symbols, on average; and its bits that raw bits fill if there are enough."""
 
 LOW_CODED_BITS = 6.5
 """The low bytes of a half field are coded where that takes fewer bits than this on average."""
@@ -73,6 +76,7 @@ class Counted:
     n_sides: int
     raw_bits: int
     source_bytes: int
+    verbatim_bytes: int
     n_weights: int
     code_counts: np.ndarray
     forced_bits: int
@@ -142,13 +146,16 @@ def reduce_counts(
     used = np.flatnonzero(everything.any(axis=1))
     return Counted(
         index, coder, tuple(modes), tuple(counts.bases[i] for i in keep), used, everything[used], len(keep), raw_bits,
-        n_rows * coder.row_bytes, n_rows * coder.columns, _code_counts(coder, counts), forced_bits, n_units,
+        n_rows * coder.row_bytes, min(counts.zstd_bytes or n_rows * coder.row_bytes, n_rows * coder.row_bytes),
+        n_rows * coder.columns, _code_counts(coder, counts), forced_bits, n_units,
     )
 
 
 def _code_counts(coder: TensorCoder, counts: Counts) -> np.ndarray:
-    """Counts of the codes themselves (or of the coded part of wide codes), int64 (256,)."""
+    """Counts of the codes themselves (or of the coded part of wide codes), int64 (bytes, 256): one row but for I16."""
     layout = coder.layout
+    if coder.bytes_per_code > 1:
+        return counts.cells.reshape(-1, coder.bytes_per_code, 256).sum(axis=0, dtype=np.int64)
     plain = counts.cells.sum(axis=0, dtype=np.int64)
     if layout.forced == WINDOWED:  # of exponents: a windowed code is an exponent and three mantissa bits
         plain = counts.cells[N_CELL_CONTEXTS:].sum(axis=0, dtype=np.int64)
@@ -166,7 +173,7 @@ def _code_counts(coder: TensorCoder, counts: Counts) -> np.ndarray:
     if layout.forced == FORCED_ABS_127:
         symbols[127] += n - negative
         symbols[129] += negative
-    return symbols
+    return symbols[None]
 
 
 def log2_q16(n: int) -> int:
@@ -256,10 +263,10 @@ class Planner:
             start += len(c.contexts)
             found = _statistics(c, lengths, mine, freqs if c.index in by_rans else None)
             self.statistics[c.index] = found
-            bits = found.coded_bits + _overhead_bits(c)
+            bits = found.coded_bits + _overhead_bits(c, c.index in by_rans)
             if lockstep:
                 bits += found.code_bits * LOCKSTEP_PADDING // 100
-            if bits < 8 * c.source_bytes * (1 - MIN_SAVING):
+            if bits < 8 * c.verbatim_bytes * (1 - MIN_SAVING):
                 kept.append((c, mine))
                 used[mine] = True
         renumber = np.cumsum(used) - 1
@@ -276,11 +283,13 @@ class Planner:
             self.table_sets.append(TableSet(lengths[used], freqs[used]))
 
 
-def _overhead_bits(c: Counted) -> int:
-    """Bits that coding a tensor costs beside its payload: unit table, padding, lane ends without raw bits, plan."""
+def _overhead_bits(c: Counted, by_rans: bool) -> int:
+    """Bits that coding a tensor costs beside its payload: unit table, padding, states, lane ends without raw bits, plan."""
     n_rows = c.source_bytes // c.coder.row_bytes
-    lane_ends = LANE_END_BITS * min(N_LANES, -(-n_rows // (2 * c.n_units)))
-    return c.n_units * (UNIT_BITS + max(lane_ends - c.raw_bits // c.n_units, 0)) + PLAN_BITS
+    n_lanes = min(N_LANES, -(-n_rows // (2 * c.n_units)))
+    room = (LANE_END_BITS + RANS_TAIL_BITS * by_rans) * n_lanes
+    states = RANS_STATE_BITS * n_lanes * by_rans
+    return c.n_units * (UNIT_BITS + states + max(room - c.raw_bits // c.n_units, 0)) + PLAN_BITS
 
 
 def _tables(batch: list[Counted], lockstep: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -296,14 +305,14 @@ def _tables(batch: list[Counted], lockstep: bool) -> tuple[np.ndarray, np.ndarra
 def _choose_rans(batch: list[Counted], lengths: np.ndarray, tables: np.ndarray, freqs: np.ndarray) -> set[int]:
     """Return the tensors (`Counted.index`) whose cells rANS codes enough smaller, and fill the frequencies they need.
 
-    rANS decodes at about half the speed of a Huffman code. Of a float tensor only half the bytes are symbols, so there it
-    costs little; other types keep their Huffman codes (`docs/coders.md`).
+    rANS decodes at about half the speed of a Huffman code. Types whose contexts come from scales keep their Huffman codes
+    (`docs/coders.md`).
     """
     chosen: set[int] = set()
     sums = np.zeros((len(lengths), 256), np.int64)
     start = 0
     for c in batch:
-        if c.coder.is_float:
+        if c.coder.layout.prefers_size:
             cells = c.contexts >= 32 * c.n_sides
             sums += sum_rows(c.counts[cells], tables[start : start + len(c.contexts)][cells], len(lengths))
         start += len(c.contexts)
@@ -315,10 +324,11 @@ def _choose_rans(batch: list[Counted], lengths: np.ndarray, tables: np.ndarray, 
         mine = tables[start : start + len(c.contexts)]
         start += len(c.contexts)
         cells = c.contexts >= 32 * c.n_sides
-        if not c.coder.is_float or not cells.any():
+        if not c.coder.layout.prefers_size or not cells.any():
             continue
-        huffman = int(coded_bits(c.counts[cells], mine[cells], effective_lengths(lengths)).sum())
-        if huffman - rans_bits(c.counts[cells], mine[cells], candidates) > RANS_MIN_SAVING * 8 * c.source_bytes:
+        huffman = int(coded_bits(c.counts[cells], mine[cells], effective_lengths(lengths)).sum()) + _overhead_bits(c, False)
+        bits = rans_bits(c.counts[cells], mine[cells], candidates) + _overhead_bits(c, True)
+        if huffman - bits > RANS_MIN_SAVING * 8 * c.source_bytes:
             chosen.add(c.index)
             freqs[mine[cells]] = candidates[mine[cells]]
     return chosen
@@ -346,7 +356,7 @@ def _statistics(
         bits[np.flatnonzero(cells)[0]] = rans_bits(c.counts[cells], tables[cells], freqs)
     wide = sum(n * b for name, n, b in c.coder.raw_planes if name in ("low", "sign_mantissa"))
     wide_bits = wide * (c.source_bytes // c.coder.row_bytes) * c.coder.n_blocks
-    entropy = (entropy_bits_q16(c.code_counts) >> 16) + wide_bits
+    entropy = (sum(entropy_bits_q16(row) for row in c.code_counts) >> 16) + wide_bits
     return SpanStatistics(
         1000 * entropy // c.n_weights, int(bits[cells].sum()) + c.forced_bits + wide_bits, int(bits.sum()) + c.raw_bits
     )
@@ -365,5 +375,5 @@ def sample_statistics(coder: TensorCoder, packed: np.ndarray) -> SpanStatistics:
     counts = coder.symbol_counts(packed)
     n_weights = packed.shape[0] * coder.columns
     wide = sum(n * b for name, n, b in coder.raw_planes if name in ("low", "sign_mantissa"))
-    entropy = (entropy_bits_q16(counts) >> 16) + wide * packed.shape[0] * coder.n_blocks
+    entropy = (sum(entropy_bits_q16(row) for row in counts) >> 16) + wide * packed.shape[0] * coder.n_blocks
     return SpanStatistics(1000 * entropy // n_weights, 0, 0)

@@ -79,7 +79,8 @@ class StreamLayout:
         In stream order, before `bytes_`.
     bytes_ : tuple of ByteField
     codes : str
-        Plane of `blocks` with the codes; ``"words"`` for F16 and BF16, whose 16-bit words are split like a HalfField.
+        Plane of `blocks` with the codes; ``"words"`` for F16 and BF16, whose 16-bit words are split like a HalfField;
+        ``"bytes"`` for I8 and I16, whose values are split into bytes, each byte of a value in a cell of its own.
     code_bits : int
         Bits of one code: 1, 2 and 4 (and 3) are packed several to a symbol.
     codes_per_symbol : int
@@ -88,7 +89,7 @@ class StreamLayout:
     forced : int
         One of the FORCED constants.
     mode : int
-        BY_POSITION, BY_LEVEL or BY_ZERO_AND_LEVEL.
+        BY_POSITION, BY_LEVEL, BY_ZERO_AND_LEVEL or BY_ROW.
     zero_base : int
         Zero level (in 1/8 octaves) of context 0 of BY_ZERO_AND_LEVEL.
     sub_scale : str
@@ -124,6 +125,11 @@ class StreamLayout:
         return TYPE_BY_NAME[self.type_name].type_id
 
     @property
+    def prefers_size(self) -> bool:
+        """Whether rANS may code the cells: no scale tells them apart, so a finer code is all that there is to gain."""
+        return self.mode in (BY_POSITION, BY_ROW)
+
+    @property
     def cell_symbols(self) -> int:
         """Symbols of a cell before forced codes are taken out."""
         return self.cell_codes // self.codes_per_symbol
@@ -136,7 +142,7 @@ class StreamLayout:
 
 
 ROW_LEVEL = ByteField("row_level", 0)
-"""One value a row, made by the encoder for the contexts: the mean symbol of the row."""
+"""One value a row, made by the encoder for the contexts: how large the values of the row are."""
 
 WINDOW_LOW_BITS = 5
 """Raw bits of a code in a windowed row group: sign and four mantissa bits."""
@@ -208,10 +214,12 @@ _LAYOUTS = (
     StreamLayout("F16", (), (ROW_LEVEL,), codes="words", code_bits=16, cell_codes=0, mode=BY_ROW),
     StreamLayout("BF16", (), (ROW_LEVEL,), codes="words", code_bits=16, cell_codes=0, mode=BY_ROW, forced=WINDOWED),
     StreamLayout("F32", codes="exponent", cell_codes=0, raw=(("sign_mantissa", 1, 24),)),
+    StreamLayout("I8", (), (ROW_LEVEL,), codes="bytes", cell_codes=0, mode=BY_ROW),
+    StreamLayout("I16", (), (ROW_LEVEL,), codes="bytes", cell_codes=0, mode=BY_ROW),
 )
 
 STREAM_LAYOUTS: dict[int, StreamLayout] = {layout.type_id: layout for layout in _LAYOUTS}
-"""By type id. Types without a layout (I8 .. I64, F64, removed and unknown ids) stay verbatim."""
+"""By type id. Types without a layout (I32, I64, F64, removed and unknown ids) stay verbatim."""
 
 
 def level_table(sub_zero: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Codes to coder symbols and back: several narrow codes packed into one byte; 16-bit words split in two."""
+"""Codes to coder symbols and back: several narrow codes packed into one byte; 16-bit words and integers split in bytes."""
 
 from __future__ import annotations
 
@@ -94,6 +94,54 @@ def row_levels(symbols: np.ndarray, low: np.ndarray, base: int, windowed: bool) 
             else:
                 total += np.int64(symbols[row, i])
         out[row] = total // max(symbols.shape[1], 1)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def split_int16(values: np.ndarray, cell_codes: int) -> np.ndarray:
+    """Split int16 (rows, columns) into symbols, uint8 (rows, 2 * columns): a cell of high bytes, then one of low bytes.
+
+    The high byte is that of ``value + 128``, which is 0 where the value fits into the low byte with its sign.
+    """
+    n_rows, columns = values.shape
+    symbols = np.empty((n_rows, 2 * columns), np.uint8)
+    for row in range(n_rows):
+        for first in range(0, columns, cell_codes):
+            for i in range(cell_codes):
+                value = np.int32(values[row, first + i])
+                symbols[row, 2 * first + i] = ((value + 128) >> 8) & 255
+                symbols[row, 2 * first + cell_codes + i] = value & 255
+    return symbols
+
+
+@njit(cache=True, nogil=True)
+def join_int16(symbols: np.ndarray, cell_codes: int, values: np.ndarray) -> None:
+    """Inverse of `split_int16`, into int16 `values`."""
+    for row in range(values.shape[0]):
+        for first in range(0, values.shape[1], cell_codes):
+            for i in range(cell_codes):
+                high = np.int32(symbols[row, 2 * first + i])
+                low = np.int32(np.int8(symbols[row, 2 * first + cell_codes + i]))
+                values[row, first + i] = np.int16(((high << 8) + low) & 0xFFFF)
+
+
+@njit(cache=True, nogil=True)
+def magnitude_levels(values: np.ndarray) -> np.ndarray:
+    """Return the level of each row of int8 or int16, uint8 (rows,): of 16 times its mean magnitude, in quarter octaves.
+
+    Levels are those of `stream_layout.level_table` with the lowest bit cleared, which leaves room for contexts of low bytes.
+    """
+    out = np.zeros(values.shape[0], np.uint8)
+    for row in range(values.shape[0]):
+        total = np.int64(0)
+        for i in range(values.shape[1]):
+            total += abs(np.int64(values[row, i]))
+        mean = 16 * total // max(values.shape[1], 1)
+        if mean > 0:
+            exponent = np.int64(0)
+            while mean >> (exponent + 1):
+                exponent += 1
+            out[row] = (8 * exponent + ((mean << 3) >> exponent) - 8) & 254
     return out
 
 

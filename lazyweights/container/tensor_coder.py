@@ -23,6 +23,7 @@ from lazyweights.container.stream_layout import (
     StreamLayout,
     level_table,
 )
+from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress
 from lazyweights.errors import CodecError
 
 N_SIDE_CONTEXTS = 32
@@ -36,7 +37,7 @@ MAX_GROUP_BYTES = 1 << 26
 """A tensor whose row groups would be larger than this stays verbatim."""
 
 MAX_ODD_COLUMNS = 4096
-"""A float tensor with longer rows that are no multiple of 8 stays verbatim: its cells would be too small to be worth it."""
+"""Tensors of types without blocks stay verbatim where rows are longer and no multiple of 8: their cells would be too small."""
 
 _DIRECT_OFFSETS = {"Q4_0": 2, "Q4_1": 4, "IQ4_NL": 2, "Q8_0": 2, "MXFP4": 1}
 """Types whose symbols are the bytes of the packed block as they stand, and where they start in the block."""
@@ -110,18 +111,32 @@ class _Parameters:
 
 @dataclass
 class Counts:
-    """Symbol counts of a tensor's contexts."""
+    """Symbol counts of a tensor's contexts.
+
+    Attributes
+    ----------
+    sides : ndarray of uint32, shape (n_sides, 32, 256)
+    cells : ndarray of uint32, shape (512, 256)
+    forced : ndarray of int64, shape (2,)
+        Blocks with forced codes, and how many of these are negative.
+    bases : tuple of int
+        As in `TensorPlan`.
+    zstd_bytes : int
+        What the rows would take as verbatim bytes, of types that zstd may compress better; 0 of others.
+    """
 
     sides: np.ndarray
     cells: np.ndarray
     forced: np.ndarray
     bases: tuple[int, ...]
+    zstd_bytes: int = 0
 
     def add(self, other: Counts) -> None:
         """Add the counts of other rows of the same tensor."""
         self.sides += other.sides
         self.cells += other.cells
         self.forced += other.forced
+        self.zstd_bytes += other.zstd_bytes
 
 
 def is_codable(type_id: int, shape: tuple[int, ...]) -> bool:
@@ -152,18 +167,19 @@ class TensorCoder:
         self.columns = columns
         self.row_bytes = columns // self.type.block_size * self.type.block_bytes
         layout = self.layout
-        self.is_float = layout.cell_codes == 0
-        if self.is_float:
+        self.is_blockless = layout.cell_codes == 0  # floats and integers: cells are cut from the row
+        self.bytes_per_code = self.type.block_bytes if layout.codes == "bytes" else 1
+        if self.is_blockless:
             self.cell_codes = next(n for n in (32, 16, 8, 4, 2, 1) if columns % n == 0)
             self.n_blocks = columns // self.cell_codes
-            self.n_cells = self.n_blocks
+            self.n_cells = self.n_blocks * self.bytes_per_code
         else:
             self.cell_codes = layout.cell_codes
             self.n_blocks = columns // self.type.block_size
             self.n_codes = columns if layout.codes == "codes" else self.n_blocks * self._index_count()
             self.n_cells = self.n_codes // self.cell_codes
         self.cell_symbols = self.cell_codes // layout.codes_per_symbol
-        removed = layout.cell_symbols - layout.forced_cell_symbols if not self.is_float else 0
+        removed = layout.cell_symbols - layout.forced_cell_symbols if not self.is_blockless else 0
         self.forced_cell_symbols = self.cell_symbols - removed
         self.wide_bits = max(layout.code_bits - 8, 0)
         self.direct_offset = _DIRECT_OFFSETS.get(layout.type_name)
@@ -181,10 +197,10 @@ class TensorCoder:
     def _raw_planes(self) -> tuple[tuple[str, int, int], ...]:
         """(name, values per block, bits) of each raw plane; low bits of wide codes are the plane ``"low"``."""
         raw = self.layout.raw
-        if self.is_float:
+        if self.is_blockless:
             raw = tuple((name, self.cell_codes, bits) for name, _, bits in raw)
         if self.wide_bits:
-            per_block = self.cell_codes if self.is_float else self._index_count()
+            per_block = self.cell_codes if self.is_blockless else self._index_count()
             raw = (*raw, ("low", per_block, self.wide_bits))
         return raw
 
@@ -282,6 +298,12 @@ class TensorCoder:
             symbols, raw = symbol_kernels.split_words(packed.reshape(-1).view("<u2").reshape(n_rows, -1))
             levels = symbol_kernels.row_levels(symbols, raw, base, layout.forced == WINDOWED)
             return PlaneArrays(_no_halves(n_rows, self.n_blocks), levels.reshape(-1, 1), symbols, raw)
+        if layout.codes == "bytes":
+            values = self._integers(packed)
+            symbols = packed if self.bytes_per_code == 1 else symbol_kernels.split_int16(values, self.cell_codes)
+            levels = symbol_kernels.magnitude_levels(values)
+            raw = np.zeros((n_rows, 0), np.uint32)
+            return PlaneArrays(_no_halves(n_rows, self.n_blocks), levels.reshape(-1, 1), symbols, raw)
         if self.direct_offset is not None:
             arrays = PlaneArrays(
                 np.empty((len(layout.halves), n_rows, self.n_blocks), np.uint16),
@@ -325,6 +347,12 @@ class TensorCoder:
                 arrays.symbols, arrays.raw_values, packed.reshape(-1).view("<u2").reshape(n_rows, -1)
             )
             return
+        if layout.codes == "bytes":
+            if self.bytes_per_code == 1:
+                packed[:] = arrays.symbols
+            else:
+                symbol_kernels.join_int16(arrays.symbols, self.cell_codes, self._integers(packed))
+            return
         n = n_rows * (self.columns // self.type.block_size)
         codes = arrays.symbols
         if layout.codes_per_symbol > 1:
@@ -351,6 +379,10 @@ class TensorCoder:
         for plane in planes.values():
             plane.flags.writeable = False
         _BLOCK_LAYOUTS[self.type.type_id].join_blocks(planes, packed.reshape(n, self.type.block_bytes))
+
+    def _integers(self, packed: np.ndarray) -> np.ndarray:
+        """View packed rows of I8 or I16 as their values, int8 or int16 (rows, columns)."""
+        return packed.reshape(-1).view(f"<i{self.bytes_per_code}").reshape(len(packed), self.columns)
 
     # Counting and encoding.
 
@@ -388,6 +420,8 @@ class TensorCoder:
         from lazyweights.container import group_encode
         from lazyweights.container.cell_contexts import CELL_SYMBOLS, FORCED, FORCED_CELL_SYMBOLS
 
+        if self.layout.codes == "bytes":  # any integers may be kept in these types, also such as zstd compresses better
+            counts.zstd_bytes += len(compress(packed.tobytes(), VERBATIM_LEVEL))
         arrays = self.split(packed, counts.bases[0] if counts.bases else 0)
         p = self.parameters(self.count_modes(), counts.bases)
         meta = p.meta
@@ -400,9 +434,11 @@ class TensorCoder:
         )
 
     def symbol_counts(self, packed: np.ndarray) -> np.ndarray:
-        """Return the counts of the codes of some packed rows, int64 (256,); of wide codes, their high 8 bits."""
-        symbols = np.bincount(self.split(packed).symbols.ravel(), minlength=256)
-        return self.code_counts(symbols)
+        """Return the counts of the codes of some packed rows, int64 (bytes, 256); of wide codes, their high 8 bits."""
+        symbols = self.split(packed).symbols.reshape(-1, self.bytes_per_code, self.cell_symbols)
+        return np.stack(
+            [self.code_counts(np.bincount(symbols[:, k].ravel(), minlength=256)) for k in range(self.bytes_per_code)]
+        )
 
     def code_counts(self, symbols: np.ndarray) -> np.ndarray:
         """Counts of codes from counts of symbols (several codes to a symbol), int64 (256,)."""

@@ -27,11 +27,11 @@ from lazyweights.container.coded_file import (
 )
 from lazyweights.container.header_filter import ItemArray, filter_chunk, unfilter_chunk
 from lazyweights.container.tensor_coder import RANS, tensor_coder
-from lazyweights.container.zstd_frames import compress, decompress
+from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress, decompress
 from lazyweights.errors import BlockLayoutError, ChecksumError, CodecError, FormatError
 
-HEADER_LEVEL, OTHER_LEVEL = 12, 3
-"""zstd levels: the GGUF header is worth more work than other verbatim bytes, which are mostly incompressible."""
+HEADER_LEVEL = 12
+"""zstd level of the GGUF header, which is worth more work than other verbatim bytes."""
 
 SKIPPED_GROUP = 2
 GROUP_DAMAGED = 2
@@ -101,7 +101,7 @@ def encode_verbatim(data: bytes, arrays: list[ItemArray] | None = None, offset: 
     filtered = filter_chunk(data, arrays, offset) if arrays else None
     if filtered is not None and len(filtered) < len(data) and unfilter_chunk(filtered, len(data)) == data:
         return Unit(FILTERED, filtered, best.checksum)
-    packed = compress(data, OTHER_LEVEL if arrays is None else HEADER_LEVEL)
+    packed = compress(data, VERBATIM_LEVEL if arrays is None else HEADER_LEVEL)
     return Unit(ZSTD, packed, best.checksum) if len(packed) < len(data) else best
 
 

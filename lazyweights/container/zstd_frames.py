@@ -6,6 +6,9 @@ import zstandard
 
 from lazyweights.errors import FormatError
 
+VERBATIM_LEVEL = 3
+"""zstd level of verbatim bytes outside the GGUF header, which are mostly incompressible."""
+
 
 def compress(data: bytes, level: int) -> bytes:
     """Return one frame, without a checksum of its own: everything in a coded file has one already."""

@@ -120,7 +120,7 @@ def mixed_gguf(seed: int = 0) -> bytes:
     add("blk.0.ffn_down.weight", "TQ1_0", (256, 3))
     add("blk.0.ffn_norm.weight", "F32", (33, 20))
     add("blk.0.attn_norm.weight", "BF16", (576, 3))
-    tensors.append(("rope_freqs.weight", TYPE_BY_NAME["I8"].type_id, (700,), rng.bytes(700)))
+    tensors.append(("rope_freqs.weight", TYPE_BY_NAME["I32"].type_id, (176,), rng.bytes(704)))
     metadata = {
         "general.architecture": "llama",
         "tokenizer.ggml.tokens": [*(f"token{i}" for i in range(400)), "long " * 60, ""],

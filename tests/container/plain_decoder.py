@@ -327,6 +327,8 @@ class RowGroup:
             self.cell_codes = next(n for n in (32, 16, 8, 4, 2, 1) if columns % n == 0)
             self.n_blocks = columns // self.cell_codes
             codes_per_block = self.cell_codes
+            if self.kind.codes == "bytes":  # each byte of the values in a cell of its own
+                codes_per_block *= self.kind.block_bytes
         else:
             self.cell_codes = self.kind.cell_codes
             self.n_blocks = columns // self.kind.block_size
@@ -485,7 +487,9 @@ class RowGroup:
                 out.append([base] * self.n_cells)
                 continue
             if kind.context == "row":
-                out.append([base + sides["row_level"][row][0]] * self.n_cells)
+                level = sides["row_level"][row][0]
+                places = self.n_cells // self.n_blocks
+                out.append([base + (level + cell % places & 255) for cell in range(self.n_cells)])
                 continue
             scale = sides["scale"][row]
             per_scale = self.n_cells // len(scale)
@@ -575,6 +579,8 @@ class RowGroup:
                 for symbol, low in zip(row, lows, strict=True)
             ]
             return struct.pack(f"<{len(words)}H", *words)
+        if kind.codes == "bytes":
+            return b"".join(self.integers(row) for row in codes)
         planes = dict(self.fields)
         for name, _, bits, _ in self.raws:
             if name == "low":
@@ -587,6 +593,17 @@ class RowGroup:
         planes[kind.codes] = codes
         arrays = {s.name: np.array(planes[s.name]).astype(s.dtype)[None] for s in plane_specs(kind.type_id)}
         return join(Planes(kind.type_id, (1, self.n_rows, self.span.shape[0]), arrays)).tobytes()
+
+    def integers(self, row: list[int]) -> bytes:
+        """Return the values of a row of I8 or I16, packed: "Code symbols"."""
+        n = self.cell_codes
+        if self.kind.block_bytes == 1:
+            return bytes(row)
+        out = []
+        for at in range(0, len(row), 2 * n):
+            for high, low in zip(row[at : at + n], row[at + n : at + 2 * n], strict=True):
+                out.append(256 * high + (low if low < 128 else low - 256) & 0xFFFF)
+        return struct.pack(f"<{len(out)}H", *out)
 
 
 def log_level(value: int) -> int:

@@ -355,11 +355,11 @@ def moved_verbatim_tensor(head: Head) -> Head:
 
 
 def with_verbatim(**fields: Any) -> bytes:
-    """Return the golden of all types with its first verbatim tensor changed, 24 bytes of I8, 8 x 3."""
+    """Return the golden of all types with its first verbatim tensor changed, 96 bytes of I32, 8 x 3."""
 
     def change(head: Head) -> Head:
         i = next(i for i, t in enumerate(head.tensors) if not head.spans[t.span].is_coded)
-        assert (head.tensors[i].shape, head.tensors[i].n_bytes) == ((8, 3), 24)
+        assert (head.tensors[i].shape, head.tensors[i].n_bytes) == ((8, 3), 96)
         tensors = list(head.tensors)
         tensors[i] = dataclasses.replace(tensors[i], **fields)
         return Head(head.spans, tensors, head.table_sets)
@@ -477,7 +477,7 @@ RULES: dict[str, list[Attack]] = {
     "D8": [lambda: with_span(TINY, 0, n_bytes=0)],
     "D9": [lambda: with_head(TINY, ends_with_a_coded_span)],
     "D10": [
-        lambda: with_span(TINY, "Q8_0", type_id=TYPE_BY_NAME["I8"].type_id),
+        lambda: with_span(TINY, "Q8_0", type_id=TYPE_BY_NAME["I32"].type_id),
         lambda: with_span(TINY, "Q8_0", type_id=4),
         lambda: with_span(TINY, "Q8_0", shape=(33, 3)),
         lambda: with_span(TINY, "Q8_0", shape=(32, 0)),
@@ -491,7 +491,7 @@ RULES: dict[str, list[Attack]] = {
     "D13": [
         lambda: with_plan(TINY, "Q8_0", side_tables=out_of_range),
         lambda: with_plan(TINY, "Q8_0", cell_tables=out_of_range),
-        lambda: with_plan(EVERY, "Q8_0", coder=1),
+        lambda: with_plan(EVERY, "Q4_K", coder=1),
     ],
     "D14": [
         lambda: with_plan(TINY, "Q8_0", modes=(HalfMode(0, 3),)),
@@ -500,7 +500,7 @@ RULES: dict[str, list[Attack]] = {
     "D15": [lambda: with_head(EVERY, moved_verbatim_tensor)],
     "D16": [lambda: with_tables(TINY, with_freqs)],
     "D17": [
-        lambda: with_verbatim(n_bytes=23),
+        lambda: with_verbatim(n_bytes=95),
         lambda: with_verbatim(n_bytes=0),
         lambda: with_verbatim(shape=(8, 2)),
         lambda: with_verbatim(shape=(8, 3, 1 << 62)),

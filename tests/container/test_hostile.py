@@ -232,16 +232,16 @@ HEAD_ATTACKS: dict[str, tuple[Callable[[Head], Head], type[LazyWeightsError]]] =
         lambda h: changed_span(h, first_coded(h), type_id=TYPE_BY_NAME["Q5_K"].type_id), FormatError
     ),
     "a type that is not coded": (
-        lambda h: changed_span(h, first_coded(h), type_id=TYPE_BY_NAME["I8"].type_id), FormatError
+        lambda h: changed_span(h, first_coded(h), type_id=TYPE_BY_NAME["I32"].type_id), FormatError
     ),
     "an unknown type": (lambda h: changed_span(h, first_coded(h), type_id=77), FormatError),
     "a type of 2**40": (lambda h: changed_span(h, first_coded(h), type_id=1 << 40), FormatError),
     "a verbatim tensor outside": (lambda h: verbatim_tensor(h, offset=1 << 40), FormatError),
     "a verbatim tensor at 2**63": (lambda h: verbatim_tensor(h, offset=1 << 63), FormatError),
     "a verbatim tensor of 2**63": (lambda h: verbatim_tensor(h, n_bytes=1 << 63), FormatError),
-    "a verbatim tensor of a byte less": (lambda h: verbatim_tensor(h, n_bytes=699), FormatError),
+    "a verbatim tensor of a byte less": (lambda h: verbatim_tensor(h, n_bytes=703), FormatError),
     "a verbatim tensor without bytes": (lambda h: verbatim_tensor(h, shape=(0,), n_bytes=0), FormatError),
-    "a verbatim tensor of 2**80 bytes": (lambda h: verbatim_tensor(h, shape=(700, 1 << 40, 1 << 40)), FormatError),
+    "a verbatim tensor of 2**80 bytes": (lambda h: verbatim_tensor(h, shape=(176, 1 << 40, 1 << 40)), FormatError),
     "a verbatim tensor without dimensions": (lambda h: verbatim_tensor(h, shape=()), FormatError),
     "a verbatim tensor of an unknown type": (lambda h: verbatim_tensor(h, type_id=77), FormatError),
     "a verbatim tensor of half a block": (

@@ -85,6 +85,10 @@ def expected_entropy(type_id: int, data: bytes, shape: tuple[int, ...]) -> float
         return entropy(words >> 7 & 255) + 8
     if layout.codes == "exponent":
         return entropy(planes["exponent"]) + 24
+    if layout.codes == "bytes":
+        values = planes["values"].astype(np.int64)
+        low = entropy(values & 255)
+        return low if planes["values"].itemsize == 1 else low + entropy((values + 128) >> 8 & 255)
     codes = planes[layout.codes]
     low_bits = max(layout.code_bits - 8, 0)
     return (entropy(codes >> low_bits) + low_bits) * codes.size / n_weights

@@ -186,15 +186,15 @@ def test_what_is_returned_is_a_copy(shapes: Sample) -> None:
 def test_verbatim_tensor_over_chunks(tmp_path: Path) -> None:
     """A tensor that is not coded may begin and end inside chunks of 4 MiB."""
     rng = np.random.default_rng(24)
-    i8 = TYPE_BY_NAME["I8"].type_id
+    i32 = TYPE_BY_NAME["I32"].type_id
     first, second = rng.bytes(1000), rng.bytes(CHUNK_BYTES + CHUNK_BYTES // 2)
-    columns = len(second) // 3
-    sample = make_sample(build_gguf([("a", i8, (1000,), first), ("b", i8, (columns, 3), second)]), tmp_path)
+    row_bytes = len(second) // 3
+    sample = make_sample(build_gguf([("a", i32, (250,), first), ("b", i32, (row_bytes // 4, 3), second)]), tmp_path)
     with CodedFile(sample.path) as file:
         assert file.get_tensor("a").tobytes() == first
         assert file.get_tensor("b").tobytes() == second
         for row in range(3):
-            assert file.get_rows("b", row, row + 1).tobytes() == second[columns * row : columns * (row + 1)]
+            assert file.get_rows("b", row, row + 1).tobytes() == second[row_bytes * row : row_bytes * (row + 1)]
 
 
 # Dequantized values.
