@@ -130,6 +130,11 @@ class StreamLayout:
         return self.mode in (BY_POSITION, BY_ROW)
 
     @property
+    def may_repeat(self) -> bool:
+        """Whether zstd is asked too: F32 may hold values of fewer bits (norms, mostly), integers may hold anything."""
+        return self.codes in ("exponent", "bytes")
+
+    @property
     def cell_symbols(self) -> int:
         """Symbols of a cell before forced codes are taken out."""
         return self.cell_codes // self.codes_per_symbol

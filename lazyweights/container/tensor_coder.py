@@ -420,7 +420,7 @@ class TensorCoder:
         from lazyweights.container import group_encode
         from lazyweights.container.cell_contexts import CELL_SYMBOLS, FORCED, FORCED_CELL_SYMBOLS
 
-        if self.layout.codes == "bytes":  # any integers may be kept in these types, also such as zstd compresses better
+        if self.layout.may_repeat:
             counts.zstd_bytes += len(compress(packed.tobytes(), VERBATIM_LEVEL))
         arrays = self.split(packed, counts.bases[0] if counts.bases else 0)
         p = self.parameters(self.count_modes(), counts.bases)
