@@ -61,11 +61,25 @@ def plan_arrays(coder: TensorCoder, plan: TensorPlan) -> PlanArrays:
 _FIELDS = ("meta", "sides", "halves", "byte_fields", "raws", "levels", "side_offsets", "cell_offsets")
 
 
-def joined_arrays(arrays: list[PlanArrays]) -> tuple[np.ndarray, ...]:
-    """Return the integer tables of some tensors one behind the other, in the order that `decode_batch` takes them."""
-    if len(arrays) == 1:
-        return tuple(getattr(arrays[0], name) for name in _FIELDS)
-    return tuple(np.concatenate([getattr(a, name) for a in arrays]) for name in _FIELDS)
+def decode_plans(
+    rows: list[list[int]],
+    plans: list[PlanArrays],
+    words: np.ndarray,
+    starts: np.ndarray,
+    sizes: np.ndarray,
+    kinds: np.ndarray,
+    flat_tables: np.ndarray,
+    rans_tables: np.ndarray,
+    out: np.ndarray,
+    status: np.ndarray,
+) -> None:
+    """Call `decode_batch` with the rows of `parts` and the integer tables of each part's tensor."""
+    if len(plans) == 1:
+        tables = [getattr(plans[0], name) for name in _FIELDS]
+    else:
+        tables = [np.concatenate([getattr(p, name) for p in plans]) for name in _FIELDS]
+    parts = np.array(rows, np.int64)
+    decode_batch(parts, words, starts, sizes, kinds, *tables, flat_tables, rans_tables, out, status)
 
 
 @njit(cache=True, nogil=True)
@@ -94,7 +108,7 @@ def decode_batch(
     ----------
     parts : int64 (n_parts, N_PART_NUMBERS): rows, first unit, units, first byte in `out`, then `PlanArrays.numbers`
     words, starts, sizes, kinds, status : as for `decode_groups`, of the units of all parts
-    meta .. cell_offsets : of all parts, `joined_arrays`
+    meta .. cell_offsets : `PlanArrays` of all parts, one behind the other
     flat_tables, rans_tables : of the table set of all parts
     out : uint8, flat, output; rows of row groups that are not decoded are left undefined
     """

@@ -99,11 +99,13 @@ class CodedSpan:
 
     @functools.cached_property
     def decode_arrays(self) -> PlanArrays | None:
-        """What `batch_decode` needs of the tensor; None where its type is one that is not decoded in batches."""
+        """What `batch_decode` needs of the tensor; None for verbatim bytes and types that are not decoded in batches."""
+        if self.plan is None:
+            return None
         from lazyweights.container import batch_decode
 
         coder = tensor_coder(self.type_id, self.shape[0])
-        return batch_decode.plan_arrays(coder, self.plan) if self.plan and batch_decode.is_compiled(coder) else None
+        return batch_decode.plan_arrays(coder, self.plan) if batch_decode.is_compiled(coder) else None
 
     @property
     def n_rows(self) -> int:

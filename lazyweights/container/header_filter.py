@@ -155,7 +155,8 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
             sizes_of[long] = long_lengths.take(4 * int(long.sum())).copy().view("<u4")
         total = int(sizes_of.sum())
         header_kernels.weave(sizes_of, characters.take(total), out.take(total + 8 * n))
-    out.take(rest.left)[:] = rest.take(rest.left)
+    tail = rest.take(rest.left)
+    out.take(tail.size)[:] = tail
     recipe.finish()
     if any(stream.left for stream in (lengths, long_lengths, characters, words)):
         raise FormatError("a stream of the header is longer than its arrays")

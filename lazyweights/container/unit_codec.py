@@ -306,10 +306,8 @@ def _decode_batch(
         first += part.n_units
         by_rans |= part.span.plan.coder == RANS
     status = np.zeros(first, np.uint8)
-    batch_decode.decode_batch(
-        np.array(rows, np.int64), words, starts, sizes, kinds, *batch_decode.joined_arrays(arrays), tables.flat,
-        tables.rans_flat if by_rans else np.zeros(0, np.uint32), out, status,
-    )
+    rans_tables = tables.rans_flat if by_rans else np.zeros(0, np.uint32)
+    batch_decode.decode_plans(rows, arrays, words, starts, sizes, kinds, tables.flat, rans_tables, out, status)
     return status
 
 

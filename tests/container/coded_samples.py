@@ -18,7 +18,7 @@ from numba import njit
 
 from lazyweights.blocks import GGML_TYPES, TYPE_BY_NAME, Planes, join, split
 from lazyweights.codecs import lane_kernels, rans
-from lazyweights.container import coded_file, group_decode
+from lazyweights.container import batch_decode, bit_kernels, coded_file, group_decode
 from lazyweights.container.coded_file import HEADER, HEADER_BYTES, UNIT_DTYPE, CodedSpan, Head, Layout
 from lazyweights.container.decoder import decode_stream, read_layout
 from lazyweights.container.encoder import encode_file
@@ -135,18 +135,32 @@ SCALAR_KERNELS = {
     "decode_cells_pair": lane_kernels._decode_cells_pair_scalar,
     "decode_side_streams": lane_kernels._decode_side_streams_scalar,
     "decode_rans_phase": rans.decode_rans_scalar,
+    "unpack_many": bit_kernels.unpack_bits,
+    "VECTOR_CONTEXTS": False,
 }
 """What runs where the CPU has no vector kernels."""
 
 
 @functools.cache
 def scalar_decode_groups() -> Any:
-    """Return `group_decode.decode_groups` on the scalar lane kernels. Not cached on disk: that would mix up the two."""
-    function = group_decode.decode_groups.py_func
-    used = {name for name in function.__globals__ if name.startswith("decode_")} - {"decode_groups"}
-    assert used == set(SCALAR_KERNELS), "the kernels of decode_groups have other names now"
-    twin = types.FunctionType(function.__code__, {**function.__globals__, **SCALAR_KERNELS}, function.__name__)
-    return njit(nogil=True)(twin)
+    """Return `group_decode.decode_groups` on the scalar kernels. Not cached on disk: that would mix up the two."""
+    module = vars(group_decode)
+    used = {name for name in module if name.startswith("decode_")} - {"decode_groups"}
+    assert used <= set(SCALAR_KERNELS), "the kernels of decode_groups have other names now"
+    assert set(SCALAR_KERNELS) <= set(module), "the kernels of decode_groups have other names now"
+    replaced = {**module, **SCALAR_KERNELS}
+    for name in ("_unpack_low", "_unpack_positions", "_offsets_of_cells", "_finish_groups", "decode_groups"):
+        code = module[name].py_func.__code__
+        replaced[name] = njit(nogil=True)(types.FunctionType(code, replaced, name))
+    return replaced["decode_groups"]
+
+
+@functools.cache
+def scalar_decode_batch() -> Any:
+    """Return `batch_decode.decode_batch` on the scalar kernels."""
+    code = batch_decode.decode_batch.py_func.__code__
+    names = {**vars(batch_decode), "decode_groups": scalar_decode_groups()}
+    return njit(nogil=True)(types.FunctionType(code, names, "decode_batch"))
 
 
 @dataclass

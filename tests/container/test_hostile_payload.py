@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from lazyweights.blocks import TYPE_BY_NAME
-from lazyweights.container import coded_file, decoder, group_decode
+from lazyweights.container import batch_decode, coded_file, decoder, group_decode
 from lazyweights.container.coded_file import (
     CODED,
     CODED_UNFORCED,
@@ -37,6 +37,7 @@ from tests.container.coded_samples import (
     decode_bytes,
     encode_bytes,
     layout_of,
+    scalar_decode_batch,
     scalar_decode_groups,
     tensor_bytes,
     type_label,
@@ -260,6 +261,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Run with the kernels of this CPU, and with the scalar ones."""
     if request.param == "scalar":
         monkeypatch.setattr(group_decode, "decode_groups", scalar_decode_groups())
+        monkeypatch.setattr(batch_decode, "decode_batch", scalar_decode_batch())
     return str(request.param)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from lazyweights.blocks import GGML_TYPES, TYPE_BY_NAME
 from lazyweights.codecs import TILE_ROWS
-from lazyweights.container import decoder, encoder, group_decode
+from lazyweights.container import batch_decode, decoder, encoder, group_decode
 from lazyweights.container.coded_file import CHUNK_BYTES, CODED, CODED_UNFORCED, FILTERED, LOCKSTEP, RAW, ZSTD
 from lazyweights.container.decoder import decode_file, decode_stream, verify_file
 from lazyweights.container.encoder import encode_file
@@ -27,6 +27,7 @@ from tests.container.coded_samples import (
     encode_bytes,
     layout_of,
     mixed_gguf,
+    scalar_decode_batch,
     scalar_decode_groups,
     tensor_bytes,
     type_label,
@@ -496,6 +497,7 @@ def test_stream_that_dribbles(tmp_path: Path) -> None:
 def test_scalar_kernels_decode_the_same(every_type: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [(data, encode_bytes(data, tmp_path)) for data in (every_type, mixed_gguf(), ODD_FILES["version 2"])]
     monkeypatch.setattr(group_decode, "decode_groups", scalar_decode_groups())
+    monkeypatch.setattr(batch_decode, "decode_batch", scalar_decode_batch())
     for data, coded in files:
         assert decode_bytes(coded) == data
         assert encode_bytes(data, tmp_path) == coded
