@@ -193,6 +193,37 @@ def _decode_units(
             outputs.give(data)
 
 
+def iter_decoded(
+    source: str | os.PathLike[str], *, threads: int = 0, progress: ProgressCallback | None = None
+) -> Iterator[memoryview]:
+    """Yield the bytes of the file that a coded file holds, part by part; a part is valid until the next is asked for.
+
+    The checksum of every unit is checked.
+
+    Raises
+    ------
+    FormatError, CodecError
+        If the source is not a coded file or is damaged; what was yielded before is right.
+    LazyWeightsError
+        If the file cannot be read.
+    """
+    path = os.fspath(source)
+    try:
+        with open(path, "rb") as file:
+            layout = read_layout(file, os.fstat(file.fileno()).st_size)
+            done = 0
+            for job, data in _decode_units(layout, file.fileno(), thread_count(threads), path):
+                yield memoryview(data)
+                done += job.n_bytes
+                if progress:
+                    progress(Progress(done, layout.source_size, 0, "decode", job.span.name))
+    except OSError as error:
+        raise LazyWeightsError(f"cannot read: {error.strerror}", path=path) from error
+    except LazyWeightsError as error:
+        error.path = error.path or path
+        raise
+
+
 def decode_file(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -1,0 +1,8 @@
+"""The bridge to llama.cpp, through the optional package llama-cpp-python.
+
+- `library`: loads it, or says in one sentence what to install;
+- `memory_file`: a coded file as an anonymous memory file that any program can open;
+- `model`: a loaded model, its tokenizer, and contexts that evaluate tokens.
+
+Nothing here is imported before it is needed.
+"""
