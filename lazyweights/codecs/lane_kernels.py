@@ -20,6 +20,7 @@ from numba import njit, uint32, uint64
 
 from lazyweights.codecs import N_LANES
 from lazyweights.codecs import vector_kernels as _vector
+from lazyweights.codecs.byte_access import load_u64, store_u16, store_u64
 
 OK, NO_CODEWORD, OUTPUT_FULL = 0, 1, 2
 
@@ -240,6 +241,14 @@ def left_over_bits(buf: np.ndarray, held: np.ndarray, out: np.ndarray, first_bit
     return total
 
 
+@njit(inline="always")
+def _refill(b: int, n: int, words: np.ndarray, p: int, last: int) -> tuple:
+    """Return (bits, how many, next word) after a lane took a word if it held fewer than 32 bits; no branch on data."""
+    need = uint64(1) if n < uint64(32) else uint64(0)
+    word = uint64(words[min(p, last)]) << ((uint64(32) - n) & uint64(63))
+    return b | (word if need else uint64(0)), n + (need << uint64(5)), p + need
+
+
 @njit(cache=True, nogil=True)
 def _decode_cells_scalar(
     words: np.ndarray,
@@ -254,29 +263,23 @@ def _decode_cells_scalar(
     pos: np.ndarray,
 ) -> None:
     """Decode one phase of a plane: see `decode_cells`."""
-    p = pos[0]
+    p = uint64(pos[0])
+    last = uint64(limit - 1)
+    lanes = uint64(n_lanes)
     for cell in range(offsets.shape[0]):
         for position in range(cell_length):
             quad = position >> 2
             shift = uint32((position & 3) * 8)
-            if position % 2 == 0:
-                for lane in range(n_lanes):
-                    if held[lane] < 32:
-                        if p < limit:
-                            buf[lane] |= uint64(words[p]) << uint64(32 - held[lane])
-                        p += 1
-                        held[lane] += 32
-            for lane in range(n_lanes):
-                b = buf[lane]
-                entry = tables[offsets[cell, lane] + np.int64(b >> uint64(53))]
-                length = entry & 15
-                buf[lane] = b << uint64(length)
-                held[lane] -= length
-                if shift == 0:
-                    out[cell, quad, lane] = uint32(entry >> 8)
-                else:
-                    out[cell, quad, lane] |= uint32(entry >> 8) << shift
-    pos[0] = p
+            for lane in range(lanes):
+                b, n = buf[lane], uint64(held[lane])
+                if position % 2 == 0:
+                    b, n, p = _refill(b, n, words, p, last)
+                entry = uint64(tables[uint64(offsets[cell, lane]) + (b >> uint64(53))])
+                buf[lane] = b << (entry & uint64(15))
+                held[lane] = np.int32(n - (entry & uint64(15)))
+                symbol = uint32(entry >> uint64(8)) << shift
+                out[cell, quad, lane] = symbol if shift == 0 else out[cell, quad, lane] | symbol
+    pos[0] = np.int64(p)
 
 
 @njit(cache=True, nogil=True)
@@ -295,33 +298,28 @@ def _decode_side_scalar(
     pos: np.ndarray,
 ) -> None:
     """Decode one phase of a side plane: see `decode_side`."""
-    p = pos[0]
+    p = uint64(pos[0])
+    last = uint64(limit - 1)
     mean16 = np.zeros(32, np.int32)
+    lanes = uint64(n_lanes)
     for column in range(out.shape[0]):
-        for lane in range(n_lanes):
-            if held[lane] < 32:
-                if p < limit:
-                    buf[lane] |= uint64(words[p]) << uint64(32 - held[lane])
-                p += 1
-                held[lane] += 32
-            context = 0
+        for lane in range(lanes):
+            b, n, p = _refill(buf[lane], uint64(held[lane]), words, p, last)
+            context = np.int32(0)
             if kind == 1 and column > 0:
-                context = 1 + min(max(((mean16[lane] + 8) >> 4) - base, 0), 30)
+                distance = ((mean16[lane] + np.int32(8)) >> np.int32(4)) - np.int32(base)
+                context = np.int32(1) + min(max(distance, np.int32(0)), np.int32(30))
             elif kind == 2:
-                context = np.int64(other[column, lane] >> 3)
-            b = buf[lane]
-            entry = tables[offsets[context] + np.int64(b >> uint64(53))]
-            length = entry & 15
-            buf[lane] = b << uint64(length)
-            held[lane] -= length
-            symbol = np.int32(entry >> 8)
+                context = np.int32(other[column, lane] >> 3)
+            entry = uint64(tables[uint64(offsets[uint64(context)]) + (b >> uint64(53))])
+            buf[lane] = b << (entry & uint64(15))
+            held[lane] = np.int32(n - (entry & uint64(15)))
+            symbol = np.int32(entry >> uint64(8))
             out[column, lane] = symbol
             if kind == 1:
-                if column == 0:
-                    mean16[lane] = symbol << 4
-                else:
-                    mean16[lane] += ((symbol << 4) - mean16[lane]) >> 2
-    pos[0] = p
+                scaled = symbol << np.int32(4)
+                mean16[lane] = scaled if column == 0 else mean16[lane] + ((scaled - mean16[lane]) >> np.int32(2))
+    pos[0] = np.int64(p)
 
 
 @njit(inline="always")
@@ -350,16 +348,33 @@ def take_forced_nibbles(cell: np.ndarray, position: int) -> None:
     _set_nibble(cell, 31, 15)
 
 
+@njit(inline="always")
+def _nibble_shift(i: int) -> int:
+    """Where nibble i is in its eight bytes."""
+    return ((uint64(i) & uint64(7)) << uint64(3)) | ((uint64(i) >> uint64(2)) & uint64(4))
+
+
 @njit(cache=True, nogil=True)
-def put_forced_nibbles(cell: np.ndarray, position: int) -> None:
-    """Undo `take_forced_nibbles`; byte 15 of `cell` need not be filled."""
-    second = position & 31
-    first = (position >> 5) & 31
-    cell[15] = 0xF0
-    _set_nibble(cell, 31, _nibble(cell, second))
-    _set_nibble(cell, second, 15)
-    _set_nibble(cell, 15, _nibble(cell, first))
-    _set_nibble(cell, first, 0)
+def put_forced_nibbles(out: np.ndarray, at: int, position: int) -> None:
+    """Undo `take_forced_nibbles` for the 16 bytes of `out`, uint8, from byte `at` on; the last one need not be filled."""
+    low, high = load_u64(out, at), load_u64(out, at + 8)
+    # Codes 15 and 31 are the nibbles of byte 15: 0 and 15 before the swaps are undone, the last swap first.
+    high = (high & uint64(0x00FFFFFFFFFFFFFF)) | uint64(0xF000000000000000)
+    shift, behind = _nibble_shift(position), position & 8
+    value = ((high if behind else low) >> shift) & uint64(15)
+    mask = uint64(15) << shift
+    high = (high & uint64(0x0FFFFFFFFFFFFFFF)) | (value << uint64(60))
+    high |= mask if behind else uint64(0)
+    low |= uint64(0) if behind else mask
+    position = position >> 5
+    shift, behind = _nibble_shift(position), position & 8
+    value = ((high if behind else low) >> shift) & uint64(15)
+    mask = uint64(15) << shift
+    high = (high & uint64(0xF0FFFFFFFFFFFFFF)) | (value << uint64(56))
+    high &= ~(mask if behind else uint64(0))
+    low &= ~(uint64(0) if behind else mask)
+    store_u64(out, at, low)
+    store_u64(out, at + 8, high)
 
 
 @njit(cache=True, nogil=True)
@@ -379,22 +394,47 @@ def _decode_cells_pair_scalar(
     pos: np.ndarray,
 ) -> None:
     """Scalar twin of `vector_kernels.decode_cells_pair`; same arguments."""
-    packed = np.empty((offsets.shape[1], (cell_length + 3) // 4, 32), np.uint32)
-    for s in range(buf.shape[0]):
-        _decode_cells_scalar(
-            words, limit, tables, offsets[s], cell_length, 32, packed, buf[s], held[s], pos[s : s + 1]
-        )
-        for cell in range(packed.shape[0]):
-            for position in range(cell_length):
-                at = bases[s] + cell * strides[1] + position
-                shift = uint32(8 * (position & 3))
-                for lane in range(32):
-                    out[at + lane * strides[0]] = (packed[cell, position >> 2, lane] >> shift) & uint32(255)
+    last = uint64(limit - 1)
+    step = uint64(strides[0])
+    lanes = uint64(32)
+    bits = np.empty(32, np.uint64)
+    counts = np.empty(32, np.uint64)
+    for s in range(2):
+        p = uint64(pos[s])
+        for lane in range(lanes):
+            bits[lane] = buf[s, lane]
+            counts[lane] = uint64(held[s, lane])
+        for cell in range(offsets.shape[1]):
+            start = bases[s] + cell * strides[1]
+            for pair in range(cell_length // 2):
+                at = uint64(start + 2 * pair)
+                for lane in range(lanes):
+                    b, n, p = _refill(bits[lane], counts[lane], words, p, last)
+                    table = uint64(offsets[s, cell, lane])
+                    first = uint64(tables[table + (b >> uint64(53))])
+                    b = b << (first & uint64(15))
+                    second = uint64(tables[table + (b >> uint64(53))])
+                    bits[lane] = b << (second & uint64(15))
+                    counts[lane] = n - (first & uint64(15)) - (second & uint64(15))
+                    store_u16(out, np.int64(at), np.uint16((first >> uint64(8)) | (second & uint64(0xFF00))))
+                    at += step
+            if cell_length & 1:
+                at = uint64(start + cell_length - 1)
+                for lane in range(lanes):
+                    b, n, p = _refill(bits[lane], counts[lane], words, p, last)
+                    first = uint64(tables[uint64(offsets[s, cell, lane]) + (b >> uint64(53))])
+                    bits[lane] = b << (first & uint64(15))
+                    counts[lane] = n - (first & uint64(15))
+                    out[at] = first >> uint64(8)
+                    at += step
             if nibbles:
                 for lane in range(32):
-                    at = bases[s] + cell * strides[1] + lane * strides[0]
-                    position = positions[bases[buf.shape[0] + s] + 32 * cell + lane]
-                    put_forced_nibbles(out[at : at + 16], np.int64(position))
+                    position = positions[bases[2 + s] + 32 * cell + lane]
+                    put_forced_nibbles(out, start + lane * strides[0], np.int64(position))
+        pos[s] = np.int64(p)
+        for lane in range(lanes):
+            buf[s, lane] = bits[lane]
+            held[s, lane] = np.int32(counts[lane])
 
 
 @njit(cache=True, nogil=True)

@@ -208,7 +208,7 @@ def put_forced(
                     at += step
             else:
                 for lane in range(lanes):
-                    put_forced_nibbles(out[at : at + np.uint64(16)], np.int64(positions[k + lane]))
+                    put_forced_nibbles(out, np.int64(at), np.int64(positions[k + lane]))
                     at += step
             k += lanes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint32
 
+from lazyweights.codecs.byte_access import store_u16, store_u32
 from lazyweights.codecs.lane_kernels import (
     decode_cells_pair,
     decode_cells_phase,
@@ -19,7 +20,7 @@ from lazyweights.codecs.lane_kernels import (
 from lazyweights.codecs.rans import decode_rans_phase
 from lazyweights.codecs.vector_emit import AVAILABLE as VECTOR_CONTEXTS
 from lazyweights.codecs.vector_fields import cell_offsets_of_phase
-from lazyweights.container.bit_kernels import store_u16, store_u32, unpack_bits, unpack_many
+from lazyweights.container.bit_kernels import unpack_bits, unpack_many
 from lazyweights.container.cell_contexts import cell_contexts
 from lazyweights.container.forced_codes import forced_bits, put_forced, put_window
 from lazyweights.container.group_encode import columns_of, side_offsets_of

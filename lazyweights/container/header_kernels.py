@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from lazyweights.container.bit_kernels import store_u32, store_u64
+from lazyweights.codecs.byte_access import store_u32, store_u64
 
 
 @njit(cache=True, nogil=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint32, uint64
 
-from lazyweights.container.bit_kernels import load_u64, store_u16, store_u32, store_u64
+from lazyweights.codecs.byte_access import load_u64, store_u16, store_u32, store_u64
 
 NOT_COMPILED, DIRECT, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, WORDS, F32 = range(-1, 8)
 """How rows are joined; DIRECT: the symbols are bytes of the packed block as they stand."""

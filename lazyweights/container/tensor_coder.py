@@ -24,7 +24,6 @@ from lazyweights.container.stream_layout import (
     level_table,
 )
 from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress
-from lazyweights.errors import CodecError
 
 N_SIDE_CONTEXTS = 32
 
@@ -486,7 +485,9 @@ class TensorCoder:
         rans_tables: np.ndarray,
         packed: np.ndarray,
     ) -> np.ndarray:
-        """Decode row groups into `packed`, uint8 (n_rows, row_bytes); return the status of each group.
+        """Decode row groups into `packed`, uint8 (n_rows, row_bytes), by way of planes; return the status of each group.
+
+        For types that `batch_decode` does not know.
 
         `words`, `starts`, `sizes` and `kinds` are those of `group_decode.decode_groups`; rows of skipped groups are
         left undefined.
@@ -494,28 +495,20 @@ class TensorCoder:
         from lazyweights.container import group_decode
 
         p = self.parameters(plan.modes, plan.bases)
-        if words.size < 64:
-            raise CodecError("a decoder needs 64 words behind the last stream", expected=64, found=words.size)
-        words = words.view()
-        words.flags.writeable = False  # a mapped file is, and each combination would compile anew
         status = np.zeros(len(starts), np.uint8)
-        direct = self.direct_offset is not None
         arrays = PlaneArrays(
-            np.empty((len(self.layout.halves), 0 if direct else n_rows, self.n_blocks), np.uint16),
-            np.empty((0 if direct else n_rows, sum(self.byte_columns(b.per_block) for b in self.layout.bytes_)), np.uint8),
-            packed if direct else np.empty((n_rows, self.n_cells * self.cell_symbols), np.uint8),
+            np.empty((len(self.layout.halves), n_rows, self.n_blocks), np.uint16),
+            np.empty((n_rows, sum(self.byte_columns(b.per_block) for b in self.layout.bytes_)), np.uint8),
+            np.empty((n_rows, self.n_cells * self.cell_symbols), np.uint8),
             np.empty((n_rows, sum(per_block for _, per_block, _ in self.raw_planes) * self.n_blocks), np.uint32),
         )
-        stride = self.type.block_bytes if direct else self.cell_symbols
-        symbol_layout = (stride, self.direct_offset or 0, direct)
         group_decode.decode_groups(
             n_rows, words, starts, sizes, kinds, p.meta, p.sides, p.halves, p.byte_fields, p.raws, p.levels, flat_tables,
             plan.side_offsets, plan.cell_offsets, rans_tables if plan.coder == RANS else rans_tables[:0], arrays.half_values,
-            arrays.byte_values, arrays.symbols, symbol_layout, arrays.raw_values, status,
+            arrays.byte_values, arrays.symbols, (self.cell_symbols, 0, False), arrays.raw_values, status,
         )
-        if not direct:
-            self._mask_skipped(arrays, kinds, status)
-            self.join(arrays, packed)
+        self._mask_skipped(arrays, kinds, status)
+        self.join(arrays, packed)
         return status
 
     def _mask_skipped(self, arrays: PlaneArrays, kinds: np.ndarray, status: np.ndarray) -> None:
