@@ -107,12 +107,12 @@ class CodedSpan:
         coder = tensor_coder(self.type_id, self.shape[0])
         return batch_decode.plan_arrays(coder, self.plan) if batch_decode.is_compiled(coder) else None
 
-    @property
+    @functools.cached_property
     def n_rows(self) -> int:
         """Rows of one outer index."""
         return self.shape[1] if len(self.shape) > 1 else 1
 
-    @property
+    @functools.cached_property
     def outer(self) -> int:
         """Number of outer indices (experts)."""
         product = 1
@@ -120,16 +120,16 @@ class CodedSpan:
             product *= n
         return product
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         known = GGML_TYPES[self.type_id]
         return self.shape[0] // known.block_size * known.block_bytes
 
-    @property
+    @functools.cached_property
     def groups_per_outer(self) -> int:
         return -(-self.n_rows // TILE_ROWS)
 
-    @property
+    @functools.cached_property
     def n_units(self) -> int:
         if not self.is_coded:
             return -(-self.n_bytes // CHUNK_BYTES)
@@ -192,12 +192,11 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
         modes.append(HalfMode(value & 1, value >> 1))
     n_sides = len(coder.side_names(tuple(modes)))
     bases = tuple(r.number(255) for _ in range(n_sides))
-    side_tables = np.frombuffer(r.take(32 * n_sides), np.uint8).reshape(n_sides, 32)
-    cell_tables = np.frombuffer(r.take(512), np.uint8)
+    tables = np.frombuffer(r.take(32 * n_sides + 512), np.uint8)
+    side_tables, cell_tables = tables[: 32 * n_sides].reshape(n_sides, 32), tables[32 * n_sides :]
     n_tables = len(table_sets[table_set].lengths)
-    for tables in (side_tables, cell_tables):
-        if tables.size and int(tables.max()) >= n_tables:
-            raise FormatError("a plan names a table that is not there", expected=f"< {n_tables}", found=int(tables.max()))
+    if int(tables.max()) >= n_tables:
+        raise FormatError("a plan names a table that is not there", expected=f"< {n_tables}", found=int(tables.max()))
     if cell_coder == RANS and not table_sets[table_set].freqs[cell_tables].any(axis=1).all():
         raise FormatError("a plan names a table without frequencies for rANS")
     return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder)

@@ -20,7 +20,7 @@ from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, o
 from lazyweights.container.unit_codec import READ_AHEAD_WORDS, Part, Tables, check_units, decode_parts, decode_verbatim
 from lazyweights.errors import ChecksumError, FormatError, LazyWeightsError, TruncatedError
 
-RUN_BYTES = 1 << 21
+RUN_BYTES = 1 << 22
 """Source bytes decoded at a time by one thread."""
 
 

@@ -36,6 +36,7 @@ class NumberReader:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
+        self._end = len(data)
         self.at = 0
 
     def number(self, limit: int = (1 << 63) - 1) -> int:
@@ -46,8 +47,14 @@ class NumberReader:
         TruncatedError, LimitError
         """
         value = shift = 0
+        if self.at < self._end and self._data[self.at] < 128:  # most are one byte
+            value = self._data[self.at]
+            self.at += 1
+            if value <= limit:
+                return value
+            raise LimitError("a number is too large", offset=self.at, expected=f"<= {limit}", found=value)
         while True:
-            if self.at >= len(self._data):
+            if self.at >= self._end:
                 raise TruncatedError("the data ends inside a number", offset=self.at)
             byte = self._data[self.at]
             self.at += 1
