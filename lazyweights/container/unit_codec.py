@@ -79,6 +79,13 @@ class Tables:
         return np.stack([canonical.codewords(row) for row in self.lengths])
 
     @functools.cached_property
+    def lane_entries(self) -> np.ndarray:
+        """The same for lane streams, uint16 (`lane_encode.encode_entries`)."""
+        from lazyweights.codecs import lane_encode
+
+        return lane_encode.encode_entries(self.entries)
+
+    @functools.cached_property
     def flat(self) -> np.ndarray:
         """Huffman decode tables, uint16 (`canonical.decode_tables`)."""
         return canonical.decode_tables(self.lengths)
@@ -163,7 +170,7 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
             payload = unit_stream.encode_group(arrays, rows, coder, entries)
             units.append(_unit(LOCKSTEP, payload, packed[rows]))
     else:
-        words, sizes, unforced = coder.encode(packed, span.plan, tables.entries, tables.freq_entries)
+        words, sizes, unforced = coder.encode(packed, span.plan, tables.lane_entries, tables.freq_entries)
         at = 0
         view = memoryview(words).cast("B")
         for g, n_words in enumerate(sizes.tolist()):
