@@ -146,23 +146,8 @@ def _set_nibble(cell: np.ndarray, i: int, value: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def take_forced_nibbles(cell: np.ndarray, position: int) -> None:
-    """Swap a nibble 0 to place 15 and then a nibble 15 to place 31 of a cell of 16 bytes.
-
-    Nibble i is the low half of byte i for i < 16, else the high half of byte ``i - 16``. `position` is 32 times the place of
-    the first nibble 0, plus the place of the first nibble 15 after that swap.
-    """
-    first = position >> 5
-    second = position & 31
-    _set_nibble(cell, first, _nibble(cell, 15))
-    _set_nibble(cell, 15, 0)
-    _set_nibble(cell, second, _nibble(cell, 31))
-    _set_nibble(cell, 31, 15)
-
-
-@njit(cache=True, nogil=True)
 def put_forced_nibbles(cell: np.ndarray, position: int) -> None:
-    """Undo `take_forced_nibbles`; byte 15 of `cell` need not be filled."""
+    """Undo what `container.forced_codes.take_forced` does to a cell of 16 bytes; byte 15 of `cell` need not be filled."""
     second = position & 31
     first = (position >> 5) & 31
     cell[15] = 0xF0
