@@ -13,7 +13,6 @@ import mmap
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -260,44 +259,46 @@ def analyse(
     first_rows = _first_rows(spans)
     pool = BufferPool()
 
-    def count(run: _Run) -> tuple[_Run, Counts | None]:
+    def count(run: _Run) -> tuple[_Run, np.ndarray, Counts | None]:
         span = spans[run.span]
-        if run.rows == 0:
-            return run, None
-        coder = tensor_coder(span.type_id, span.shape[0])
-        offset, rows = first_rows[run.span]
-        first = np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1)
         buffer = pool.take(run.n_bytes)
         source.read_into(run.offset, memoryview(buffer))
-        counts = coder.new_counts(first)
+        if run.rows == 0:
+            return run, buffer, None
+        coder = tensor_coder(span.type_id, span.shape[0])
+        offset, rows = first_rows[run.span]
+        first = buffer[: rows * span.row_bytes]
+        if offset != run.offset:
+            first = np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8)
+        counts = coder.new_counts(first.reshape(rows, -1))
         coder.count(buffer.reshape(run.rows, -1), counts, plain=lockstep)
-        pool.give(buffer)
-        return run, counts
+        return run, buffer, counts
 
     planner = planning.Planner(lockstep)
-    with ThreadPoolExecutor(1) as hasher:
-        digest = hasher.submit(_sha256, source)
-        current: Counts | None = None
-        done = 0
-        todo = list(runs(spans, COUNT_RUN_BYTES))
-        for k, (run, counts) in enumerate(ordered_map(count, todo, threads)):
-            if counts is not None:
-                if current is None:
-                    current = counts
-                else:
-                    current.add(counts)
-                if k + 1 == len(todo) or todo[k + 1].span != run.span:
-                    span = spans[run.span]
-                    coder = tensor_coder(span.type_id, span.shape[0])
-                    n_rows = span.n_rows * span.outer
-                    n_units = span.groups_per_outer * span.outer
-                    planner.add(planning.reduce_counts(run.span, coder, current, n_rows, n_units, lockstep))
-                    current = None
-            done += run.n_bytes
-            if progress:
-                progress(Progress(done, source.size, 0, "analyse", spans[run.span].name))
-        planner.finish()
-        return Analysis(planner.table_sets, planner.plans, planner.statistics, digest.result())
+    digest = hashlib.sha256()
+    current: Counts | None = None
+    done = 0
+    todo = list(runs(spans, COUNT_RUN_BYTES))
+    for k, (run, buffer, counts) in enumerate(ordered_map(count, todo, threads)):
+        digest.update(buffer)  # runs come in the order of the source and cover it
+        pool.give(buffer)
+        if counts is not None:
+            if current is None:
+                current = counts
+            else:
+                current.add(counts)
+            if k + 1 == len(todo) or todo[k + 1].span != run.span:
+                span = spans[run.span]
+                coder = tensor_coder(span.type_id, span.shape[0])
+                n_rows = span.n_rows * span.outer
+                n_units = span.groups_per_outer * span.outer
+                planner.add(planning.reduce_counts(run.span, coder, current, n_rows, n_units, lockstep))
+                current = None
+        done += run.n_bytes
+        if progress:
+            progress(Progress(done, source.size, 0, "analyse", spans[run.span].name))
+    planner.finish()
+    return Analysis(planner.table_sets, planner.plans, planner.statistics, digest.digest())
 
 
 def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:
@@ -309,16 +310,6 @@ def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:
             first[i] = (offset, span.unit_rows(0))
         offset += span.n_bytes
     return first
-
-
-def _sha256(source: Source) -> bytes:
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, source.size)))
-    for offset in range(0, source.size, CHUNK_BYTES):
-        view = buffer[: min(CHUNK_BYTES, source.size - offset)]
-        source.read_into(offset, view)
-        digest.update(view)
-    return digest.digest()
 
 
 def _head(scan: Scan, analysis: Analysis) -> Head:

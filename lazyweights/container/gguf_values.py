@@ -253,12 +253,13 @@ class HeaderReader:
         self.need(n_bytes, what)
         self.pos += n_bytes
 
-    def array_items(self, what: str) -> tuple[int, int, int]:
-        """Step over an array; return its element type, its length and the offset of its first element."""
-        item_type, length = self._array_head(what, 0)
-        first = self.pos
+    def array_head(self, what: str) -> tuple[int, int]:
+        """Read element type and length of an array that is a value; the caller steps over its elements."""
+        return self._array_head(what, 0)
+
+    def skip_items(self, item_type: int, length: int, what: str) -> None:
+        """Step over the elements of an array behind its head."""
         self._skip_items(item_type, length, what, 0)
-        return item_type, length, first
 
     def value(self, value_type: int, what: str, max_array: int | None, depth: int = 0) -> Any:
         """Read a value as a Python object; see `read_metadata` for what it becomes."""

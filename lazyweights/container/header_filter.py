@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from lazyweights.container.gguf_values import ARRAY, STRING, HeaderReader
 from lazyweights.container.numbers import NumberReader, pack_numbers
@@ -49,26 +50,40 @@ def find_arrays(header: bytes) -> list[ItemArray]:
             if value_type != ARRAY:
                 reader.skip_value(value_type, what)
                 continue
-            item_type, length, first = reader.array_items(what)
-            if length < MIN_ITEMS:
-                continue
+            item_type, length = reader.array_head(what)
+            first = reader.pos
             if item_type == STRING:
-                found.append(ItemArray(STRINGS, _string_starts(header, first, length)))
-            elif item_type in _WORD_TYPES:
+                starts = np.empty(length + 1, np.int64)
+                if not _fill_starts(np.frombuffer(header, np.uint8), first, starts):
+                    break
+                reader.pos = int(starts[-1])
+                if length >= MIN_ITEMS:
+                    found.append(ItemArray(STRINGS, starts))
+                continue
+            reader.skip_items(item_type, length, what)
+            if length >= MIN_ITEMS and item_type in _WORD_TYPES:
                 found.append(ItemArray(WORDS, first + 4 * np.arange(length + 1, dtype=np.int64)))
     except LazyWeightsError:
         pass  # what was found before stands; the rest of the header stays as it is
     return found
 
 
-def _string_starts(header: bytes, first: int, length: int) -> np.ndarray:
-    starts = np.empty(length + 1, np.int64)
-    at = first
-    for i in range(length):
+@njit(cache=True, nogil=True)
+def _fill_starts(header: np.ndarray, first: int, starts: np.ndarray) -> bool:
+    """Follow strings behind 64-bit lengths: where each starts and the last ends; return whether all are inside the header."""
+    at = np.int64(first)
+    for i in range(starts.size - 1):
         starts[i] = at
-        at += 8 + int.from_bytes(header[at : at + 8], "little")
-    starts[length] = at
-    return starts
+        if at + 8 > header.size:
+            return False
+        length = np.uint64(0)
+        for k in range(8):
+            length |= np.uint64(header[at + k]) << np.uint64(8 * k)
+        if length > np.uint64(header.size - at - 8):
+            return False
+        at += 8 + np.int64(length)
+    starts[-1] = at
+    return True
 
 
 def filter_chunk(data: bytes, arrays: list[ItemArray], offset: int) -> bytes | None:
