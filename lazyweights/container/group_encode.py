@@ -190,7 +190,7 @@ def words_for(n_rows: int, row_bytes: int, n_symbols: int, n_sides: int) -> int:
     Groups that do not become smaller are dropped, so there must be room for the packed rows and for one group of the longest
     codewords more.
     """
-    return (n_rows * row_bytes + 3) // 4 + 64 * (11 * n_symbols // 32 + 2 * (n_sides + 1) + 4) + 64
+    return (n_rows * row_bytes + 3) // 4 + 64 * (11 * n_symbols // 32 + 2 * (n_sides + 1) + 4)
 
 
 @njit(cache=True, nogil=True)
