@@ -139,19 +139,18 @@ def _cells(typingctx, symbols, at, lane_stride, cell_stride, cell_length, contex
             for k in range(0, n, 2):
                 lanes.step(tables, split[k : k + 2])
 
-        with cgutils.for_range(b, n_cells) as cell:
-            first = b.add(at, b.mul(cell.index, cell_stride))
-            of_cell = b.add(context_at, b.mul(cell.index, e.index(32)))
-            tables = [
-                e.gather(offsets_p, e.load(contexts_p, b.add(of_cell, e.index(_N * g))), 4) for g in range(2)
-            ]
-            with cgutils.for_range(b, quads) as q:
-                quad(b.add(first, b.mul(q.index, e.index(4))), tables, 4)
-            end = b.add(first, b.mul(quads, e.index(4)))
-            left = b.and_(cell_length, e.index(3))
-            for n in (1, 2, 3):
-                with b.if_then(b.icmp_signed("==", left, e.index(n))):
-                    quad(end, tables, n)
+        left = b.and_(cell_length, e.index(3))
+        for n in range(4):  # a loop for each number of symbols behind the last whole quad
+            with b.if_then(b.icmp_signed("==", left, e.index(n))), cgutils.for_range(b, n_cells) as cell:
+                first = b.add(at, b.mul(cell.index, cell_stride))
+                of_cell = b.add(context_at, b.mul(cell.index, e.index(32)))
+                tables = [
+                    e.gather(offsets_p, e.load(contexts_p, b.add(of_cell, e.index(_N * g))), 4) for g in range(2)
+                ]
+                with cgutils.for_range(b, quads) as q:
+                    quad(b.add(first, b.mul(q.index, e.index(4))), tables, 4)
+                if n:
+                    quad(b.add(first, b.mul(quads, e.index(4))), tables, n)
         return lanes.finish()
 
     return signature, codegen

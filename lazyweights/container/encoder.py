@@ -25,11 +25,15 @@ from lazyweights.container.coded_file import CHUNK_BYTES, CodedSpan, Head, Layou
 from lazyweights.container.gguf_scan import Scan, scan_gguf
 from lazyweights.container.header_filter import ItemArray, find_arrays
 from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
+from lazyweights.container.string_kernels import follow_strings
 from lazyweights.container.tensor_coder import Counts, TensorPlan, is_codable
 from lazyweights.container.unit_codec import Tables, Unit, encode_rows, encode_verbatim, rows_per_run, tensor_coder
 from lazyweights.errors import FormatError, LazyWeightsError
 
 COUNT_RUN_BYTES = 1 << 22
+COUNT_PIECE_BYTES = 1 << 19
+"""A run is counted in pieces that stay in the processor's cache."""
+
 ENCODE_RUN_BYTES = 1 << 20
 MAX_GROWTH = 1024
 """A coded file that would be more bytes than this above its source keeps the source whole."""
@@ -189,7 +193,7 @@ def scan_source(source: Source) -> Scan:
     if source.size == 0:
         raise FormatError("this is an empty file, not a GGUF file", path=source.path)
     with mmap.mmap(source.fd, 0, access=mmap.ACCESS_READ) as mapped:
-        return scan_gguf(mapped, source.size)
+        return scan_gguf(mapped, source.size, lambda view, at, n: follow_strings(np.frombuffer(view, np.uint8), at, n))
 
 
 def scan_spans(scan: Scan) -> list[CodedSpan]:
@@ -262,16 +266,18 @@ def analyse(
     def count(run: _Run) -> tuple[_Run, np.ndarray, Counts | None]:
         span = spans[run.span]
         buffer = pool.take(run.n_bytes)
-        source.read_into(run.offset, memoryview(buffer))
         if run.rows == 0:
+            source.read_into(run.offset, memoryview(buffer))
             return run, buffer, None
         coder = tensor_coder(span.type_id, span.shape[0])
         offset, rows = first_rows[run.span]
-        first = buffer[: rows * span.row_bytes]
-        if offset != run.offset:
-            first = np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8)
-        counts = coder.new_counts(first.reshape(rows, -1))
-        coder.count(buffer.reshape(run.rows, -1), counts, plain=lockstep)
+        counts = coder.new_counts(np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1))
+        packed = buffer.reshape(run.rows, -1)
+        step = rows_per_run(span, COUNT_PIECE_BYTES)
+        for row in range(0, run.rows, step):
+            piece = packed[row : row + step]
+            source.read_into(run.offset + row * span.row_bytes, memoryview(piece.reshape(-1)))
+            coder.count(piece, counts, plain=lockstep)
         return run, buffer, counts
 
     planner = planning.Planner(lockstep)

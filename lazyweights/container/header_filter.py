@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from lazyweights.container.gguf_values import ARRAY, STRING, HeaderReader
 from lazyweights.container.numbers import NumberReader, pack_numbers
+from lazyweights.container.string_kernels import fill_starts, join_strings, take_characters
 from lazyweights.container.zstd_frames import compress, decompress
 from lazyweights.errors import FormatError, LazyWeightsError
 
@@ -54,7 +54,7 @@ def find_arrays(header: bytes) -> list[ItemArray]:
             first = reader.pos
             if item_type == STRING:
                 starts = np.empty(length + 1, np.int64)
-                if not _fill_starts(np.frombuffer(header, np.uint8), first, starts):
+                if not fill_starts(np.frombuffer(header, np.uint8), first, starts):
                     break
                 reader.pos = int(starts[-1])
                 if length >= MIN_ITEMS:
@@ -66,24 +66,6 @@ def find_arrays(header: bytes) -> list[ItemArray]:
     except LazyWeightsError:
         pass  # what was found before stands; the rest of the header stays as it is
     return found
-
-
-@njit(cache=True, nogil=True)
-def _fill_starts(header: np.ndarray, first: int, starts: np.ndarray) -> bool:
-    """Follow strings behind 64-bit lengths: where each starts and the last ends; return whether all are inside the header."""
-    at = np.int64(first)
-    for i in range(starts.size - 1):
-        starts[i] = at
-        if at + 8 > header.size:
-            return False
-        length = np.uint64(0)
-        for k in range(8):
-            length |= np.uint64(header[at + k]) << np.uint64(8 * k)
-        if length > np.uint64(header.size - at - 8):
-            return False
-        at += 8 + np.int64(length)
-    starts[-1] = at
-    return True
 
 
 def filter_chunk(data: bytes, arrays: list[ItemArray], offset: int) -> bytes | None:
@@ -118,10 +100,7 @@ def filter_chunk(data: bytes, arrays: list[ItemArray], offset: int) -> bytes | N
             words.append(np.ascontiguousarray(deltas.view(np.uint8).reshape(-1, 4).T).reshape(-1))
         else:
             sizes = np.diff(starts) - 8
-            keep = np.ones(region.size, np.bool_)
-            for k in range(8):
-                keep[starts[:-1] - begin + k] = False
-            characters.append(region[keep])
+            characters.append(take_characters(region, sizes))
             lengths.append(np.minimum(sizes, LONG).astype(np.uint8))
             long_lengths.append(sizes[sizes >= LONG].astype("<u4").view(np.uint8))
     if not numbers[0]:
@@ -169,12 +148,7 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
             sizes_of[long] = long_lengths.take(4 * int(long.sum())).copy().view("<u4")
         total = int(sizes_of.sum())
         region = np.empty(total + 8 * n, np.uint8) if total + 8 * n <= n_bytes else _too_long(total + 8 * n, n_bytes)
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes_of + 8)[:-1]])
-        keep = np.ones(region.size, np.bool_)
-        for k in range(8):
-            region[starts + k] = sizes_of >> (8 * k) & 255
-            keep[starts + k] = False
-        region[keep] = characters.take(total)
+        join_strings(characters.take(total), sizes_of, region)
         out.append(region.tobytes())
     out.append(rest.take(rest.left).tobytes())
     recipe.finish()
