@@ -192,10 +192,12 @@ def entropy_bits_q16(counts: np.ndarray) -> int:
 
 def _half_mode(low: np.ndarray) -> HalfMode:
     n = int(low.sum())
-    lengths = code_lengths(low).astype(np.int64)
-    coded_bits = 0 if (low > 0).sum() == 1 else int((low * lengths).sum())
-    if coded_bits < LOW_CODED_BITS * n:
-        return HalfMode(LOW_CODED, SIGN_CLEAR)
+    used = low[low > 0]
+    # No code is shorter than the entropy; where that is too long already (rounding apart) there is no need to find one.
+    if float((used * np.log2(n / used)).sum()) < (LOW_CODED_BITS + 0.001) * n:
+        coded_bits = 0 if used.size == 1 else int((low * code_lengths(low)).sum())
+        if coded_bits < LOW_CODED_BITS * n:
+            return HalfMode(LOW_CODED, SIGN_CLEAR)
     negative = int(low[128:].sum())
     sign = SIGN_CLEAR if negative == 0 else SIGN_SET if negative == n else SIGN_STORED
     return HalfMode(LOW_RAW, sign)
@@ -245,13 +247,14 @@ class Planner:
         lengths, tables = _tables(batch, lockstep)
         freqs = np.zeros(lengths.shape, np.uint16)
         by_rans = set() if lockstep else _choose_rans(batch, lengths, tables, freqs)
+        effective = effective_lengths(lengths)
         used = np.zeros(len(lengths), np.bool_)
         kept: list[tuple[Counted, np.ndarray]] = []
         start = 0
         for c in batch:
             mine = tables[start : start + len(c.contexts)]
             start += len(c.contexts)
-            found = _statistics(c, lengths, mine, freqs if c.index in by_rans else None)
+            found = _statistics(c, effective, mine, freqs if c.index in by_rans else None)
             self.statistics[c.index] = found
             bits = found.coded_bits + _overhead_bits(c)
             if lockstep:
@@ -335,7 +338,7 @@ _log2 = functools.lru_cache(maxsize=8192)(log2_q16)
 def _statistics(
     c: Counted, lengths: np.ndarray, tables: np.ndarray, freqs: np.ndarray | None
 ) -> SpanStatistics:
-    bits = coded_bits(c.counts, tables, effective_lengths(lengths))
+    bits = coded_bits(c.counts, tables, lengths)
     cells = c.contexts >= 32 * c.n_sides
     if freqs is not None:
         bits[cells] = 0

@@ -76,7 +76,7 @@ class Tables:
     @functools.cached_property
     def entries(self) -> np.ndarray:
         """Huffman encode entries, uint32 (n_tables, 256)."""
-        return np.stack([canonical.codewords(row) for row in self.lengths])
+        return canonical.codewords(self.lengths)
 
     @functools.cached_property
     def lane_entries(self) -> np.ndarray:
