@@ -73,8 +73,8 @@ def _multiply(typingctx: Any, rows: Any, costs: Any, n_symbols: Any, n_tables: A
 
 
 @njit(cache=True, nogil=True)
-def _fill(counts: np.ndarray, costs: np.ndarray, out: np.ndarray, best: np.ndarray) -> None:
-    """Fill `out`, float64 (n_contexts, n_tables), or if it is empty `best`, int64 (n_contexts,)."""
+def _fill(counts: np.ndarray, costs: np.ndarray, out: np.ndarray, best: np.ndarray, totals_of: np.ndarray) -> None:
+    """Fill `out`, float64 (n_contexts, n_tables), or if it is empty `best`, int64 (n_contexts,), and its sums of counts."""
     n_contexts, n_symbols = counts.shape
     n_tables = costs.shape[0]
     padded = (n_tables + 31) // 32 * 32
@@ -114,6 +114,8 @@ def _fill(counts: np.ndarray, costs: np.ndarray, out: np.ndarray, best: np.ndarr
                 for t in range(1, n_tables):
                     smallest = t if sums[t] < sums[smallest] else smallest
                 best[first + i] = smallest
+                for s in range(np.uint64(n_symbols)):
+                    totals_of[smallest, s] += np.int64(counts[first + i, s])
 
 
 def all_sizes(counts: np.ndarray, costs: np.ndarray) -> np.ndarray:
@@ -130,12 +132,16 @@ def all_sizes(counts: np.ndarray, costs: np.ndarray) -> np.ndarray:
     ndarray of float64, shape (n_contexts, n_tables)
     """
     out = np.empty((len(counts), len(costs)))
-    _fill(counts, costs, out, np.empty(0, np.int64))
+    _fill(counts, costs, out, np.empty(0, np.int64), np.empty((0, 0), np.int64))
     return out
 
 
-def smallest_sizes(counts: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """Return the first smallest column in each row of `all_sizes`, int64 (n_contexts,)."""
+def smallest_sizes(counts: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first smallest column in each row of `all_sizes`, int64 (n_contexts,), and the counts that each column gets.
+
+    The latter are the sums of the rows of `counts` by that column, int64 (n_tables, n_symbols).
+    """
     best = np.empty(len(counts), np.int64)
-    _fill(counts, costs, np.empty((0, 0)), best)
-    return best
+    totals = np.zeros(costs.shape, np.int64)
+    _fill(counts, costs, np.empty((0, 0)), best, totals)
+    return best, totals

@@ -38,9 +38,16 @@ def _sizes(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return all_sizes(counts, _costs(lengths))
 
 
-def _assign(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the table that codes each context in the fewest bits, the first of equal ones, int64 (n_contexts,)."""
-    return smallest_sizes(counts, _costs(lengths))
+def _reassign(counts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give each context the table that codes it in the fewest bits, the first of equal ones, and rebuild the tables.
+
+    Returns
+    -------
+    (lengths, table_of) : as of `build_pool`
+    """
+    table_of, totals = smallest_sizes(counts, _costs(lengths))
+    used = totals.any(axis=1)
+    return np.stack([code_lengths(row) for row in totals[used]]), (np.cumsum(used) - 1)[table_of]
 
 
 def sum_rows(counts: np.ndarray, labels: np.ndarray, n_labels: int) -> np.ndarray:
@@ -169,12 +176,11 @@ def build_pool(
         others = np.setdiff1d(np.arange(len(group_counts)), group_of[chosen])
         largest = np.concatenate([counts[chosen], np.minimum(group_counts[others], (1 << 32) - 1).astype(np.uint32)])
     for _ in range(n_rounds):
-        table_of = _assign(largest, lengths)
-        lengths, table_of = _rebuild(largest, table_of)
+        lengths, table_of = _reassign(largest, lengths)
     lengths, table_of = _drop_small(largest, lengths, table_of)
     if largest is not counts:
         for _ in range(2):
-            lengths, table_of = _rebuild(counts, _assign(counts, lengths))
+            lengths, table_of = _reassign(counts, lengths)
     return lengths, table_of
 
 

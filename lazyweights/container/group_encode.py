@@ -144,12 +144,13 @@ def count_groups(
             plane = side_symbols[side_at[s] : side_at[s + 1]].reshape((2, columns, 32))
             o = sides[s, 3]
             other = side_symbols[side_at[o] : side_at[o + 1]].reshape((2, -1, 32))
-            side_contexts(plane, sides[s, 1], sides[s, 2], other, side_context)
+            if sides[s, 1]:
+                side_contexts(plane, sides[s, 1], sides[s, 2], other, side_context)
             for phase in range(2):
                 lanes = np.uint64((rows + 1 - phase) // 2)
                 for column in range(columns):
                     for lane in range(lanes):
-                        context = np.uint64(side_context[phase, column, lane])
+                        context = np.uint64(side_context[phase, column, lane]) if sides[s, 1] else np.uint64(0)
                         side_counts[s, context, np.uint64(plane[phase, column, lane])] += uint32(1)
         cell_symbols = meta[2]
         base = 0
