@@ -65,6 +65,22 @@ def _add_rows(counts: np.ndarray, labels: np.ndarray, out: np.ndarray) -> None:
             out[row, s] += counts[i, s]
 
 
+@njit(cache=True, nogil=True)
+def _describe(counts: np.ndarray) -> tuple:
+    """Return the sum of each row of counts and how many of them are not 0, both int64 (n_contexts,)."""
+    totals = np.empty(counts.shape[0], np.int64)
+    n_symbols = np.empty(counts.shape[0], np.int64)
+    for i in range(counts.shape[0]):
+        total = np.int64(0)
+        n = np.int64(0)
+        for s in range(np.uint64(counts.shape[1])):
+            total += np.int64(counts[i, s])
+            n += np.int64(counts[i, s] > 0)
+        totals[i] = total
+        n_symbols[i] = n
+    return totals, n_symbols
+
+
 def _rebuild(counts: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of the used tables and each context's new table number."""
     _, renumbered = np.unique(table_of, return_inverse=True)
@@ -122,13 +138,13 @@ def _total_costs(counts: np.ndarray, costs: np.ndarray) -> np.ndarray:
     return out
 
 
-def _constant_tables(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _constant_tables(counts: np.ndarray, n_symbols: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return a one-symbol table for each symbol whose constant contexts would gain from it, uint8 (n, 256).
 
-    A quantizer that shares its step sizes makes such contexts, a different constant in each tensor; the sums of groups do
+    `n_symbols` says how many symbols each context has; constant contexts have one. A quantizer that shares its step sizes makes such contexts, a different constant in each tensor; the sums of groups do
     not show them.
     """
-    constant = np.flatnonzero((counts > 0).sum(axis=1) == 1)
+    constant = np.flatnonzero(n_symbols == 1)
     if not constant.size:
         return np.zeros((0, counts.shape[1]), np.uint8)
     symbols = counts[constant].argmax(axis=1)
@@ -166,11 +182,12 @@ def build_pool(
     _, group_of = np.unique(groups, return_inverse=True)
     group_counts = sum_rows(counts, group_of, int(group_of.max()) + 1)
     lengths = _seeds(group_counts, n_tables)
-    lengths = np.concatenate([lengths, _constant_tables(counts, lengths)])
+    totals, n_symbols = _describe(counts)
+    lengths = np.concatenate([lengths, _constant_tables(counts, n_symbols, lengths)])
     # The largest contexts decide what the tables look like; all of them are assigned in the end.
     largest = counts
     if len(counts) > MAX_CLUSTERED:
-        order = np.argsort(-counts.sum(axis=1, dtype=np.int64), kind="stable")
+        order = np.argsort(-totals, kind="stable")
         chosen = np.sort(order[:MAX_CLUSTERED])
         # Groups of small contexts, such as those of many short tensors, take part as their sums.
         others = np.setdiff1d(np.arange(len(group_counts)), group_of[chosen])

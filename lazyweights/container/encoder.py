@@ -378,7 +378,8 @@ def _write(
             units[k] = (n | unit.kind << 28, unit.checksum)
             k += 1
             sink.write(unit.payload)
-            sink.write(bytes(-n % 4))
+            if n % 4:
+                sink.write(bytes(-n % 4))
             at += n + -n % 4
         done += run.n_bytes
         if progress:
