@@ -141,8 +141,8 @@ def _total_costs(counts: np.ndarray, costs: np.ndarray) -> np.ndarray:
 def _constant_tables(counts: np.ndarray, n_symbols: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return a one-symbol table for each symbol whose constant contexts would gain from it, uint8 (n, 256).
 
-    `n_symbols` says how many symbols each context has; constant contexts have one. A quantizer that shares its step sizes makes such contexts, a different constant in each tensor; the sums of groups do
-    not show them.
+    `n_symbols` says how many symbols each context has; constant contexts have one. A quantizer that shares its step sizes
+    makes such contexts, a different constant in each tensor; the sums of groups do not show them.
     """
     constant = np.flatnonzero(n_symbols == 1)
     if not constant.size:
