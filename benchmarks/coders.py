@@ -15,7 +15,7 @@ from typing import Any
 import common
 import numpy as np
 
-from lazyweights.codecs import canonical, lane_kernels, rans
+from lazyweights.codecs import canonical, lane_encode, lane_kernels, rans
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.table_pool import coded_bits, effective_lengths, sum_rows
 from lazyweights.container import encoder, planning
@@ -103,15 +103,14 @@ def decode_speed(runs: int) -> dict[str, Any]:
     strides = (width, CELL_LENGTH, 1, 2 * width)
     lengths = code_lengths(counts)[None]
     # Huffman: two copies of the tile, as row groups are decoded in pairs.
-    lane_words = np.zeros((32, width), np.uint32)
-    buf, consumed = np.zeros(32, np.uint64), np.zeros(32, np.int64)
-    taken, steps = np.zeros((2 * width, 32), np.uint16), np.zeros(1, np.int64)
-    entries = np.stack([canonical.codewords(row) for row in lengths])
-    lane_kernels.encode_cells(
-        symbols.ravel(), strides, tables, entries, CELL_LENGTH, 64, lane_words, buf, consumed, taken, steps
-    )
+    entries = lane_encode.encode_entries(np.stack([canonical.codewords(row) for row in lengths]))
     words = np.zeros(64 * width, np.uint32)
-    lane_kernels.order_words(lane_words, buf, consumed, taken, int(steps[0]), np.zeros(1, np.uint8), 0, 0, words)
+    state, pos = lane_encode.new_encoder()
+    lane_encode.start_lanes(64, state, pos)
+    lane_encode.encode_cells(
+        symbols.ravel(), strides, tables.astype(np.int32), np.zeros(1, np.int32), entries, CELL_LENGTH, 64, words, state, pos
+    )
+    lane_encode.finish_lanes(words, state, np.zeros(16, np.uint8), 0, 0)
     flat = canonical.decode_tables(lengths)
     offsets = np.zeros((2, CELLS, 32), np.int32)
     out = np.zeros(2 * 64 * width, np.uint8)

@@ -3,8 +3,9 @@
 - `package_merge`: optimal code lengths under a limit;
 - `canonical`: codewords and look-up tables from code lengths;
 - `lanes`: plain Python reference of the lane streams, both layouts;
-- `lane_kernels`: the same in numba, `vector_kernels`: the same for CPUs with AVX-512;
-- `table_pool`: few tables for many contexts.
+- `lane_encode`, `lane_kernels`: the same in numba, encoder and decoder; `vector_encode`, `vector_kernels`: the same for CPUs
+  with AVX-512;
+- `table_pool`: few tables for many contexts; `size_kernels`: what they take.
 """
 
 MAX_CODE_LENGTH = 11

@@ -23,7 +23,7 @@ def _store_intrinsic(kind: ir.IntType, numba_type: Any) -> Callable[..., Any]:
 
         return signature, codegen
 
-    return store  # type: ignore[no-any-return]
+    return store
 
 
 store_u16 = _store_intrinsic(ir.IntType(16), types.uint16)

@@ -41,27 +41,38 @@ def check_pool(lengths: np.ndarray) -> None:
 
 
 def codewords(lengths: np.ndarray) -> np.ndarray:
-    """Return encode entries ``codeword | length << 16`` (uint32, shape of `lengths`).
+    """Return encode entries ``codeword | length << 16`` (uint32, shape of `lengths`), of one table or of several.
 
     Symbols without a codeword get ``0xFFFFFFFF``.
+
+    Parameters
+    ----------
+    lengths : ndarray of uint8, shape (256,) or (n_tables, 256)
 
     >>> [hex(e) for e in codewords(np.array([1, 2, 2], np.uint8))]
     ['0x10000', '0x20002', '0x20003']
     """
-    entries = np.full(lengths.size, 0xFFFFFFFF, np.uint32)
-    used = np.flatnonzero(lengths)
-    if used.size == 1:
-        entries[used[0]] = 0
-        return entries
-    code = 0
-    previous = 0
-    for symbol in sorted(used.tolist(), key=lambda s: (lengths[s], s)):
-        length = int(lengths[symbol])
-        code <<= length - previous
-        previous = length
-        entries[symbol] = code | length << 16
-        code += 1
+    entries = np.empty(lengths.shape, np.uint32)
+    _fill_codewords(np.ascontiguousarray(lengths).reshape(-1, lengths.shape[-1]), entries.reshape(-1, lengths.shape[-1]))
     return entries
+
+
+@njit(cache=True, nogil=True)
+def _fill_codewords(lengths: np.ndarray, entries: np.ndarray) -> None:
+    n_tables, n_symbols = lengths.shape
+    entries[:] = 0xFFFFFFFF
+    for t in range(n_tables):
+        n_used = 0
+        for s in range(n_symbols):
+            if lengths[t, s] > 0:
+                n_used += 1
+        code = 0
+        for length in range(1, 12):
+            code <<= 1
+            for s in range(n_symbols):
+                if lengths[t, s] == length:
+                    entries[t, s] = code | length << 16 if n_used > 1 else 0
+                    code += 1
 
 
 @njit(cache=True, nogil=True)

@@ -1,4 +1,4 @@
-"""Lane streams in numba: encoder, decoder, and the choice of the fastest decoder for this CPU.
+"""Lane streams in numba: the decoder, and the choice of the fastest one for this CPU (`lane_encode` is the encoder).
 
 The stream is defined in `lanes` (the plain Python reference); these kernels are bit-equal to it. A
 stream may hold several *planes* one after the other: the lanes keep their state between planes, so
@@ -22,185 +22,8 @@ from lazyweights.codecs import N_LANES
 from lazyweights.codecs import vector_kernels as _vector
 from lazyweights.codecs.byte_access import load_u64, store_u16, store_u64
 
-OK, NO_CODEWORD, OUTPUT_FULL = 0, 1, 2
-
 NO_CONTEXT, RUNNING_MEAN, OTHER_PLANE = 0, 1, 2
 """How a side plane selects its table: not at all; by the running mean of the row so far; by another plane."""
-
-
-@njit(cache=True, nogil=True)
-def side_contexts(symbols: np.ndarray, kind: int, base: int, other: np.ndarray, contexts: np.ndarray) -> None:
-    """Fill the context of each symbol of a side plane (what `decode_side` finds while decoding).
-
-    Parameters
-    ----------
-    symbols : uint8 (2, columns, 32)
-    kind : NO_CONTEXT, RUNNING_MEAN or OTHER_PLANE
-    base : running mean that maps to context 1
-    other : uint8 (2, columns, 32), the plane that OTHER_PLANE looks at
-    contexts : uint8 (2, columns, 32), output, 0 .. 31
-    """
-    n_columns = symbols.shape[1]
-    mean16 = np.zeros(32, np.int32)
-    lanes = np.uint64(32)
-    for phase in range(2):
-        for column in range(n_columns):
-            if kind == 2:
-                for lane in range(lanes):
-                    contexts[phase, column, lane] = other[phase, column, lane] >> 3
-            elif kind == 0:
-                for lane in range(lanes):
-                    contexts[phase, column, lane] = 0
-            elif column == 0:
-                for lane in range(lanes):
-                    contexts[phase, column, lane] = 0
-                    mean16[lane] = np.int32(symbols[phase, column, lane]) << np.int32(4)
-            else:
-                for lane in range(lanes):
-                    distance = ((mean16[lane] + np.int32(8)) >> np.int32(4)) - np.int32(base)
-                    contexts[phase, column, lane] = np.int32(1) + min(max(distance, np.int32(0)), np.int32(30))
-                    s16 = np.int32(symbols[phase, column, lane]) << np.int32(4)
-                    mean16[lane] += (s16 - mean16[lane]) >> np.int32(2)
-
-
-@njit(cache=True, nogil=True)
-def encode_cells(
-    symbols: np.ndarray,
-    strides: tuple,
-    tables: np.ndarray,
-    entries: np.ndarray,
-    cell_length: int,
-    n_rows: int,
-    lane_words: np.ndarray,
-    buf: np.ndarray,
-    consumed: np.ndarray,
-    taken: np.ndarray,
-    steps: np.ndarray,
-) -> int:
-    """Append one plane to the lane streams of a tile; `order_words` then lays them out.
-
-    Parameters
-    ----------
-    symbols : uint8, flat
-        Symbol of (phase, cell, position, lane) at the dot product with `strides`.
-    strides : (phase, cell, position, lane) strides in elements
-    tables : uint8 (2, cells, 32), table number of each cell
-    entries : uint32 (n_tables, 256) of `canonical.codewords`
-    cell_length : symbols in a cell
-    n_rows : rows of the tile, 1 .. 64
-    lane_words : uint32 (32, n), the words of each lane in order
-    buf : uint64 (32,), bits not yet in a full word, in the low ``consumed % 32`` bits
-    consumed : int64 (32,), bits of each lane so far
-    taken : uint16 (n_steps, 32), how many words the decoder has taken after each refill
-    steps : int64 (1,), refills so far
-
-    Returns
-    -------
-    int : OK, NO_CODEWORD or OUTPUT_FULL.
-    """
-    phase_stride, cell_stride, position_stride, lane_stride = strides
-    n_cells = tables.shape[1]
-    steps_of_cell = (cell_length + 1) // 2
-    # Unsigned indices need no check for being negative; selects instead of branches, which the data would mispredict.
-    flat_entries = entries.reshape(entries.size)
-    missing = False
-    for phase in range(2):
-        n_lanes = (n_rows + 1 - phase) // 2
-        if n_lanes == 0:
-            continue
-        first = steps[0]
-        if first + n_cells * steps_of_cell > taken.shape[0]:
-            return 2
-        for lane in range(n_lanes, 32):
-            last = taken[first - 1, lane] if first > 0 else 0
-            for step in range(first, first + n_cells * steps_of_cell):
-                taken[step, lane] = last
-        for lane in range(n_lanes):
-            b = buf[lane]
-            c = np.uint64(consumed[lane])
-            if c + np.uint64(11 * n_cells * cell_length + 64) > np.uint64(32 * lane_words.shape[1]):
-                return 2
-            out = lane_words[lane]
-            step = np.uint64(first)
-            for cell in range(n_cells):
-                table = np.uint64(tables[phase, cell, lane]) << np.uint64(8)
-                at = np.uint64(phase * phase_stride + cell * cell_stride + lane * lane_stride)
-                for position in range(cell_length):
-                    if position % 2 == 0:
-                        taken[step, lane] = ((c + np.uint64(31)) >> np.uint64(5)) + np.uint64(1)
-                        step += np.uint64(1)
-                    entry = flat_entries[table + np.uint64(symbols[at])]
-                    at += np.uint64(position_stride)
-                    missing |= entry == uint32(0xFFFFFFFF)
-                    length = np.uint64((entry >> uint32(16)) & uint32(15))
-                    b = (b << length) | np.uint64(entry & uint32(0x7FF))
-                    # The word that these bits complete, if they do; else it is written again later.
-                    word = c >> np.uint64(5)
-                    c += length
-                    over = c & np.uint64(31)
-                    out[word] = uint32((b >> over) & np.uint64(0xFFFFFFFF)) if (c >> np.uint64(5)) > word else out[word]
-            buf[lane] = b
-            consumed[lane] = np.int64(c)
-        steps[0] = first + n_cells * steps_of_cell
-    return 1 if missing else 0
-
-
-@njit(cache=True, nogil=True)
-def order_words(
-    lane_words: np.ndarray,
-    buf: np.ndarray,
-    consumed: np.ndarray,
-    taken: np.ndarray,
-    n_steps: int,
-    tail: np.ndarray,
-    first_bit: int,
-    n_bits: int,
-    out: np.ndarray,
-) -> int:
-    """Write the words of all lanes in the demand layout; return their number, or -1 where `out` is too short.
-
-    What the last words of a lane have room for is filled with bits ``first_bit .. first_bit + n_bits`` of `tail` (uint8,
-    most significant bit first), lane 0 first, then with zeros.
-    """
-    if n_steps == 0:
-        return 0
-    bit = first_bit
-    end = first_bit + n_bits
-    for lane in range(32):
-        n_words = np.int64(taken[n_steps - 1, lane])
-        c = consumed[lane]
-        b = buf[lane]
-        word = c >> 5
-        while word < n_words:
-            room = 32 - (c & 31)
-            chunk = uint64(0)
-            for _ in range(room):
-                chunk = chunk << uint64(1)
-                if bit < end:
-                    chunk |= uint64((tail[bit >> 3] >> (7 - (bit & 7))) & 1)
-                    bit += 1
-            lane_words[lane, word] = uint32(((b << uint64(room)) | chunk) & uint64(0xFFFFFFFF))
-            b = uint64(0)
-            c += room
-            word += 1
-    total = 0
-    for lane in range(32):
-        total += np.int64(taken[n_steps - 1, lane])
-    if total > out.size:
-        return -1
-    before = np.zeros(32, np.uint64)
-    p = np.uint64(0)
-    last = np.uint64(max(out.size - 1, 0))
-    lanes = np.uint64(32)
-    for step in range(n_steps):
-        for lane in range(lanes):
-            t = np.uint64(taken[step, lane])
-            k = before[lane]
-            # Written even where nothing is taken: the next word goes to the same place.
-            out[min(p, last)] = lane_words[lane, k] if p <= last else out[last]
-            p += t - k
-            before[lane] = t
-    return np.int64(p)
 
 
 @njit(cache=True, nogil=True)
@@ -323,32 +146,6 @@ def _decode_side_scalar(
 
 
 @njit(inline="always")
-def _nibble(cell: np.ndarray, i: int) -> int:
-    return (cell[i & 15] >> ((i >> 4) << 2)) & 15
-
-
-@njit(inline="always")
-def _set_nibble(cell: np.ndarray, i: int, value: int) -> None:
-    shift = (i >> 4) << 2
-    cell[i & 15] = (cell[i & 15] & ~(15 << shift) & 255) | (value << shift)
-
-
-@njit(cache=True, nogil=True)
-def take_forced_nibbles(cell: np.ndarray, position: int) -> None:
-    """Swap a nibble 0 to place 15 and then a nibble 15 to place 31 of a cell of 16 bytes.
-
-    Nibble i is the low half of byte i for i < 16, else the high half of byte ``i - 16``. `position` is 32 times the place of
-    the first nibble 0, plus the place of the first nibble 15 after that swap.
-    """
-    first = position >> 5
-    second = position & 31
-    _set_nibble(cell, first, _nibble(cell, 15))
-    _set_nibble(cell, 15, 0)
-    _set_nibble(cell, second, _nibble(cell, 31))
-    _set_nibble(cell, 31, 15)
-
-
-@njit(inline="always")
 def _nibble_shift(i: int) -> int:
     """Where nibble i is in its eight bytes."""
     return ((uint64(i) & uint64(7)) << uint64(3)) | ((uint64(i) >> uint64(2)) & uint64(4))
@@ -356,7 +153,10 @@ def _nibble_shift(i: int) -> int:
 
 @njit(cache=True, nogil=True)
 def put_forced_nibbles(out: np.ndarray, at: int, position: int) -> None:
-    """Undo `take_forced_nibbles` for the 16 bytes of `out`, uint8, from byte `at` on; the last one need not be filled."""
+    """Undo what `container.forced_codes.take_forced` does to the 16 bytes of `out`, uint8, from byte `at` on.
+
+    The last of them need not be filled.
+    """
     low, high = load_u64(out, at), load_u64(out, at + 8)
     # Codes 15 and 31 are the nibbles of byte 15: 0 and 15 before the swaps are undone, the last swap first.
     high = (high & uint64(0x00FFFFFFFFFFFFFF)) | uint64(0xF000000000000000)

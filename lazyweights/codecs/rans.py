@@ -182,7 +182,8 @@ def encode_rans(
 
     Parameters
     ----------
-    symbols, strides, tables, cell_length, n_rows : as in `lane_kernels.encode_cells`
+    symbols, strides, cell_length, n_rows : as in `lane_encode.encode_cells`
+    tables : uint8 (2, cells, 32), table number of each cell
     freqs : uint32 (n_tables, 256), ``freq | cum_freq << 16``
     states : uint32 (32,), start of each lane in, final state out
     scratch : uint16, output: the words stand at its end, in decoding order

@@ -4,8 +4,8 @@ Every context of every tensor has its own counts of 256 symbols. A table for eac
 contexts share a *pool*. The clustering is Lloyd's algorithm with the coded size as distance: assign each context to the
 table that codes it in the fewest bits, rebuild each table from its contexts' counts by package-merge, repeat.
 
-Everything is exact in integers (sizes are sums below 2**53, which float64 products hold exactly whatever the order of
-summation), so the same counts give the same pool on every machine.
+Everything is exact in integers, so the same counts give the same pool on every machine: sizes are sums below 2**53, which
+float64 holds exactly whatever the order of summation, and those of small contexts are below 2**24, which float32 holds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from lazyweights.codecs.package_merge import code_lengths
+from lazyweights.codecs.size_kernels import all_sizes, smallest_sizes
 
 MAX_TABLES = 255
 """Tables are numbered by bytes; one number stays free for the null table."""
@@ -33,13 +34,26 @@ MAX_CLUSTERED = 8192
 _ABSENT = 64  # stand-in length of a symbol that a table cannot code
 
 
+def _costs(lengths: np.ndarray) -> np.ndarray:
+    """Bits of each symbol in each table, float64 (n_tables, 256)."""
+    return np.where(lengths == 0, _ABSENT, effective_lengths(lengths)).astype(np.float64)
+
+
 def _sizes(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Coded bits of each context under each table, exact, float64 (n_contexts, n_tables)."""
-    weights = np.where(lengths == 0, _ABSENT, effective_lengths(lengths)).astype(np.float64)
-    out = np.empty((len(counts), len(lengths)))
-    for start in range(0, len(counts), 4096):
-        out[start : start + 4096] = counts[start : start + 4096].astype(np.float64) @ weights.T
-    return out
+    return all_sizes(counts, _costs(lengths))
+
+
+def _reassign(counts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give each context the table that codes it in the fewest bits, the first of equal ones, and rebuild the tables.
+
+    Returns
+    -------
+    (lengths, table_of) : as of `build_pool`
+    """
+    table_of, totals = smallest_sizes(counts, _costs(lengths))
+    used = totals.any(axis=1)
+    return np.stack([code_lengths(row) for row in totals[used]]), (np.cumsum(used) - 1)[table_of]
 
 
 def sum_rows(counts: np.ndarray, labels: np.ndarray, n_labels: int) -> np.ndarray:
@@ -55,6 +69,22 @@ def _add_rows(counts: np.ndarray, labels: np.ndarray, out: np.ndarray) -> None:
         row = labels[i]
         for s in range(counts.shape[1]):
             out[row, s] += counts[i, s]
+
+
+@njit(cache=True, nogil=True)
+def _describe(counts: np.ndarray) -> tuple:
+    """Return the sum of each row of counts and how many of them are not 0, both int64 (n_contexts,)."""
+    totals = np.empty(counts.shape[0], np.int64)
+    n_symbols = np.empty(counts.shape[0], np.int64)
+    for i in range(counts.shape[0]):
+        total = np.int64(0)
+        n = np.int64(0)
+        for s in range(np.uint64(counts.shape[1])):
+            total += np.int64(counts[i, s])
+            n += np.int64(counts[i, s] > 0)
+        totals[i] = total
+        n_symbols[i] = n
+    return totals, n_symbols
 
 
 def _rebuild(counts: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -74,37 +104,53 @@ def effective_lengths(lengths: np.ndarray) -> np.ndarray:
 @njit(cache=True, nogil=True)
 def coded_bits(counts: np.ndarray, table_of: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the coded bits of each context with its table, int64 (n_contexts,)."""
-    out = np.zeros(counts.shape[0], np.int64)
+    out = np.empty(counts.shape[0], np.int64)
     for i in range(counts.shape[0]):
-        for s in range(counts.shape[1]):
-            out[i] += np.int64(counts[i, s]) * lengths[table_of[i], s]
+        row = lengths[table_of[i]]
+        bits = np.int64(0)
+        for s in range(np.uint64(counts.shape[1])):
+            bits += np.int64(counts[i, s]) * row[s]
+        out[i] = bits
     return out
 
 
 def _seeds(group_counts: np.ndarray, n_tables: int) -> np.ndarray:
     """Return lengths of up to `n_tables` tables: farthest first by bits lost against each group's own table."""
     own = np.stack([code_lengths(c) for c in group_counts])
-    own_bits = _sizes(group_counts, own).diagonal()
+    costs = _costs(own)
+    own_bits = coded_bits(group_counts, np.arange(len(own)), effective_lengths(own))
     total = code_lengths(group_counts.sum(axis=0))[None]
     seeds = [total[0]]
-    best = _sizes(group_counts, total)[:, 0]
+    best = _total_costs(group_counts, _costs(total)[0].astype(np.int64))
     while len(seeds) < n_tables:
         loss = best - own_bits
         k = int(np.argmax(loss))
         if loss[k] < TABLE_COST_BITS:
             break
         seeds.append(own[k])
-        best = np.minimum(best, _sizes(group_counts, own[k : k + 1])[:, 0])
+        best = np.minimum(best, _total_costs(group_counts, costs[k].astype(np.int64)))
     return np.stack(seeds)
 
 
-def _constant_tables(counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+@njit(cache=True, nogil=True)
+def _total_costs(counts: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    """Return the sum of each row's counts times the costs of the symbols, int64 (n_rows,)."""
+    out = np.empty(counts.shape[0], np.int64)
+    for i in range(counts.shape[0]):
+        bits = np.int64(0)
+        for s in range(np.uint64(costs.size)):
+            bits += counts[i, s] * costs[s]
+        out[i] = bits
+    return out
+
+
+def _constant_tables(counts: np.ndarray, n_symbols: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return a one-symbol table for each symbol whose constant contexts would gain from it, uint8 (n, 256).
 
-    A quantizer that shares its step sizes makes such contexts, a different constant in each tensor; the sums of groups do
-    not show them.
+    `n_symbols` says how many symbols each context has; constant contexts have one. A quantizer that shares its step sizes
+    makes such contexts, a different constant in each tensor; the sums of groups do not show them.
     """
-    constant = np.flatnonzero((counts > 0).sum(axis=1) == 1)
+    constant = np.flatnonzero(n_symbols == 1)
     if not constant.size:
         return np.zeros((0, counts.shape[1]), np.uint8)
     symbols = counts[constant].argmax(axis=1)
@@ -143,22 +189,22 @@ def build_pool(
     _, group_of = np.unique(groups, return_inverse=True)
     group_counts = sum_rows(counts, group_of, int(group_of.max()) + 1)
     lengths = _seeds(group_counts, n_tables)
-    lengths = np.concatenate([lengths, _constant_tables(counts, lengths)])
+    totals, n_symbols = _describe(counts)
+    lengths = np.concatenate([lengths, _constant_tables(counts, n_symbols, lengths)])
     # The largest contexts decide what the tables look like; all of them are assigned in the end.
     largest = counts
     if len(counts) > MAX_CLUSTERED:
-        order = np.argsort(-counts.sum(axis=1, dtype=np.int64), kind="stable")
+        order = np.argsort(-totals, kind="stable")
         chosen = np.sort(order[:MAX_CLUSTERED])
         # Groups of small contexts, such as those of many short tensors, take part as their sums.
         others = np.setdiff1d(np.arange(len(group_counts)), group_of[chosen])
         largest = np.concatenate([counts[chosen], np.minimum(group_counts[others], (1 << 32) - 1).astype(np.uint32)])
     for _ in range(n_rounds):
-        table_of = _sizes(largest, lengths).argmin(axis=1)
-        lengths, table_of = _rebuild(largest, table_of)
+        lengths, table_of = _reassign(largest, lengths)
     lengths, table_of = _drop_small(largest, lengths, table_of)
     if largest is not counts:
         for _ in range(2):
-            lengths, table_of = _rebuild(counts, _sizes(counts, lengths).argmin(axis=1))
+            lengths, table_of = _reassign(counts, lengths)
     if owners is not None:
         for _ in range(2):
             lengths, table_of = _rebuild(counts, _limit_tables(counts, lengths, owners))

@@ -25,11 +25,26 @@ def pack_bits(values: np.ndarray, n_bits: int, out: np.ndarray, at: int) -> int:
         return at + 8 * flat.size
     if n_bits == 0:
         return at
+    mask = (uint64(1) << uint64(n_bits)) - uint64(1)
+    start = 0
+    if n_bits <= 14:  # several values in one 64-bit store, which also writes zeros behind them
+        step = 56 // n_bits
+        n = uint64(n_bits)
+        while start + step <= flat.size and (at >> 3) + 8 <= out.size:
+            word = uint64(0)
+            first = uint64(start)
+            for i in range(uint64(step)):
+                word = (word << n) | (uint64(flat[first + i]) & mask)
+            k = uint64(at >> 3)
+            word = (word << uint64(64 - (at & 7) - step * n_bits)) | (uint64(out[k]) << uint64(56))
+            for i in range(8):
+                out[k + uint64(i)] = np.uint8((word >> uint64(56 - 8 * i)) & uint64(255))
+            start += step
+            at += step * n_bits
     byte = at >> 3
     count = at & 7
     acc = uint64(out[byte] >> (8 - count)) if count else uint64(0)
-    mask = (uint64(1) << uint64(n_bits)) - uint64(1)
-    for i in range(flat.size):
+    for i in range(start, flat.size):
         acc = (acc << uint64(n_bits)) | (uint64(flat[i]) & mask)
         count += n_bits
         while count >= 8:
@@ -38,7 +53,7 @@ def pack_bits(values: np.ndarray, n_bits: int, out: np.ndarray, at: int) -> int:
             byte += 1
     if count:
         out[byte] = np.uint8((acc << uint64(8 - count)) & uint64(255))
-    return at + n_bits * flat.size
+    return at + n_bits * (flat.size - start)
 
 
 @njit(inline="always")

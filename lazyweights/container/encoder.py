@@ -13,7 +13,6 @@ import mmap
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -26,11 +25,15 @@ from lazyweights.container.coded_file import CHUNK_BYTES, CodedSpan, Head, Layou
 from lazyweights.container.gguf_scan import Scan, scan_gguf
 from lazyweights.container.header_filter import ItemArray, find_arrays
 from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
+from lazyweights.container.string_kernels import follow_strings
 from lazyweights.container.tensor_coder import Counts, TensorPlan, is_codable
 from lazyweights.container.unit_codec import Tables, Unit, encode_rows, encode_verbatim, rows_per_run, tensor_coder
 from lazyweights.errors import FormatError, LazyWeightsError
 
 COUNT_RUN_BYTES = 1 << 22
+COUNT_PIECE_BYTES = 1 << 19
+"""A run is counted in pieces that stay in the processor's cache."""
+
 ENCODE_RUN_BYTES = 1 << 20
 MAX_GROWTH = 1024
 """A coded file that would be more bytes than this above its source keeps the source whole."""
@@ -190,7 +193,7 @@ def scan_source(source: Source) -> Scan:
     if source.size == 0:
         raise FormatError("this is an empty file, not a GGUF file", path=source.path)
     with mmap.mmap(source.fd, 0, access=mmap.ACCESS_READ) as mapped:
-        return scan_gguf(mapped, source.size)
+        return scan_gguf(mapped, source.size, lambda view, at, n: follow_strings(np.frombuffer(view, np.uint8), at, n))
 
 
 def scan_spans(scan: Scan) -> list[CodedSpan]:
@@ -260,44 +263,48 @@ def analyse(
     first_rows = _first_rows(spans)
     pool = BufferPool()
 
-    def count(run: _Run) -> tuple[_Run, Counts | None]:
+    def count(run: _Run) -> tuple[_Run, np.ndarray, Counts | None]:
         span = spans[run.span]
+        buffer = pool.take(run.n_bytes)
         if run.rows == 0:
-            return run, None
+            source.read_into(run.offset, memoryview(buffer))
+            return run, buffer, None
         coder = tensor_coder(span.type_id, span.shape[0])
         offset, rows = first_rows[run.span]
-        first = np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1)
-        buffer = pool.take(run.n_bytes)
-        source.read_into(run.offset, memoryview(buffer))
-        counts = coder.new_counts(first)
-        coder.count(buffer.reshape(run.rows, -1), counts, plain=lockstep)
-        pool.give(buffer)
-        return run, counts
+        counts = coder.new_counts(np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1))
+        packed = buffer.reshape(run.rows, -1)
+        step = rows_per_run(span, COUNT_PIECE_BYTES)
+        for row in range(0, run.rows, step):
+            piece = packed[row : row + step]
+            source.read_into(run.offset + row * span.row_bytes, memoryview(piece.reshape(-1)))
+            coder.count(piece, counts, plain=lockstep)
+        return run, buffer, counts
 
     planner = planning.Planner(lockstep)
-    with ThreadPoolExecutor(1) as hasher:
-        digest = hasher.submit(_sha256, source)
-        current: Counts | None = None
-        done = 0
-        todo = list(runs(spans, COUNT_RUN_BYTES))
-        for k, (run, counts) in enumerate(ordered_map(count, todo, threads)):
-            if counts is not None:
-                if current is None:
-                    current = counts
-                else:
-                    current.add(counts)
-                if k + 1 == len(todo) or todo[k + 1].span != run.span:
-                    span = spans[run.span]
-                    coder = tensor_coder(span.type_id, span.shape[0])
-                    n_rows = span.n_rows * span.outer
-                    n_units = span.groups_per_outer * span.outer
-                    planner.add(planning.reduce_counts(run.span, coder, current, n_rows, n_units, lockstep))
-                    current = None
-            done += run.n_bytes
-            if progress:
-                progress(Progress(done, source.size, 0, "analyse", spans[run.span].name))
-        planner.finish()
-        return Analysis(planner.table_sets, planner.plans, planner.statistics, digest.result())
+    digest = hashlib.sha256()
+    current: Counts | None = None
+    done = 0
+    todo = list(runs(spans, COUNT_RUN_BYTES))
+    for k, (run, buffer, counts) in enumerate(ordered_map(count, todo, threads)):
+        digest.update(buffer)  # runs come in the order of the source and cover it
+        pool.give(buffer)
+        if counts is not None:
+            if current is None:
+                current = counts
+            else:
+                current.add(counts)
+            if k + 1 == len(todo) or todo[k + 1].span != run.span:
+                span = spans[run.span]
+                coder = tensor_coder(span.type_id, span.shape[0])
+                n_rows = span.n_rows * span.outer
+                n_units = span.groups_per_outer * span.outer
+                planner.add(planning.reduce_counts(run.span, coder, current, n_rows, n_units, lockstep))
+                current = None
+        done += run.n_bytes
+        if progress:
+            progress(Progress(done, source.size, 0, "analyse", spans[run.span].name))
+    planner.finish()
+    return Analysis(planner.table_sets, planner.plans, planner.statistics, digest.digest())
 
 
 def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:
@@ -309,16 +316,6 @@ def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:
             first[i] = (offset, span.unit_rows(0))
         offset += span.n_bytes
     return first
-
-
-def _sha256(source: Source) -> bytes:
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, source.size)))
-    for offset in range(0, source.size, CHUNK_BYTES):
-        view = buffer[: min(CHUNK_BYTES, source.size - offset)]
-        source.read_into(offset, view)
-        digest.update(view)
-    return digest.digest()
 
 
 def _head(scan: Scan, analysis: Analysis) -> Head:
@@ -381,7 +378,8 @@ def _write(
             units[k] = (n | unit.kind << 28, unit.checksum)
             k += 1
             sink.write(unit.payload)
-            sink.write(bytes(-n % 4))
+            if n % 4:
+                sink.write(bytes(-n % 4))
             at += n + -n % 4
         done += run.n_bytes
         if progress:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types, uint64
+from numba import njit, types, uint32
 from numba.extending import intrinsic
 
-from lazyweights.codecs.lane_kernels import put_forced_nibbles, take_forced_nibbles
+from lazyweights.codecs.lane_kernels import put_forced_nibbles
 
 
 @njit(cache=True, nogil=True)
@@ -39,96 +39,95 @@ def position_index(row: int, block: int, n_rows: int, n_blocks: int) -> int:
 
 @intrinsic
 def _trailing_zeros(typingctx: Any, x: Any) -> Any:
-    """Number of zero bits below the lowest one bit of a uint64 that is not 0."""
+    """Number of zero bits below the lowest one bit of a uint32; 32 for 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
-    return types.uint64(types.uint64), codegen
+    return types.uint32(types.uint32), codegen
 
 
-_ONES = 0x0101010101010101
-_HIGHS = 0x8080808080808080
-_LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
+def _load(context: Any, builder: Any, signature: Any, args: Any, n: int) -> Any:
+    """Return the `n` bytes from element `args[1]` of the array `args[0]` on as a vector."""
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    kind = ir.VectorType(ir.IntType(8), n)
+    value = builder.load(builder.bitcast(builder.gep(array.data, [args[1]]), kind.as_pointer()))
+    value.align = 1
+    return value
+
+
+@intrinsic(prefer_literal=True)
+def _equal_bytes(typingctx: Any, symbols: Any, at: Any, value: Any) -> Any:
+    """Mark (bit i of a uint32) which of the 32 bytes from element `at` of a flat uint8 array on are `value`, a constant."""
+    wanted = value.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = _load(context, builder, signature, args, 32)
+        return builder.bitcast(builder.icmp_unsigned("==", found, ir.Constant(found.type, [wanted] * 32)), ir.IntType(32))
+
+    return types.uint32(symbols, at, value), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _equal_nibbles(typingctx: Any, symbols: Any, at: Any, value: Any) -> Any:
+    """Mark which of 32 nibbles (the low ones of the 16 bytes from element `at` on, then the high ones) are `value`."""
+    wanted = value.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = _load(context, builder, signature, args, 16)
+        low = builder.and_(found, ir.Constant(found.type, [15] * 16))
+        high = builder.lshr(found, ir.Constant(found.type, [4] * 16))
+        order = ir.Constant(ir.VectorType(ir.IntType(32), 32), list(range(32)))
+        nibbles = builder.shuffle_vector(low, high, order)
+        return builder.bitcast(builder.icmp_unsigned("==", nibbles, ir.Constant(nibbles.type, [wanted] * 32)), ir.IntType(32))
+
+    return types.uint32(symbols, at, value), codegen
 
 
 @njit(inline="always")
-def _zero_bytes(word: int) -> int:
-    """Mark zero bytes with their top bit; exact up to and including the first one."""
-    return (word - uint64(_ONES)) & ~word & uint64(_HIGHS)
+def _second(marks: int, first: int, end: int) -> int:
+    """First of the marked places after place `first` was swapped with place `end`, which is then no match."""
+    moved = (marks >> uint32(end)) & uint32(1)
+    return _trailing_zeros(uint32((marks & ~(uint32(1) << uint32(end))) | (moved << first)))
+
+
+@njit(cache=True, nogil=True)
+def _find_forced(symbols: np.ndarray, forced: int, n_rows: int, n_blocks: int, width: int, positions: np.ndarray) -> bool:
+    """Fill the positions of the forced codes of all blocks, as they go into the file; return whether every block has them."""
+    missing = uint32(0)
+    for row in range(n_rows):
+        at = np.uint64(row * n_blocks * width)
+        k = np.uint64(position_index(row, 0, n_rows, n_blocks))
+        step = np.uint64(position_index(row, 1, n_rows, n_blocks)) - k
+        for _ in range(n_blocks):
+            # Where a code is missing its place is 32, the others make no sense then.
+            if forced == 3:
+                first = _trailing_zeros(uint32(_equal_bytes(symbols, at, 127) | _equal_bytes(symbols, at, 129)))
+                positions[k] = first << uint32(1) | uint32(symbols[at + np.uint64(first & uint32(31))] >> 7)
+                missing |= first
+            elif forced == 1:
+                first = _trailing_zeros(_equal_bytes(symbols, at, 0))
+                positions[k] = first
+                missing |= first
+            else:
+                if width == 32:
+                    first = _trailing_zeros(_equal_bytes(symbols, at, 0))
+                    second = _second(_equal_bytes(symbols, at, 31), first & uint32(31), 30)
+                else:
+                    first = _trailing_zeros(_equal_nibbles(symbols, at, 0))
+                    second = _second(_equal_nibbles(symbols, at, 15), first & uint32(31), 15)
+                positions[k] = first << uint32(5) | second
+                missing |= first | second
+            at += np.uint64(width)
+            k += step
+    return missing < uint32(32)
 
 
 @njit(inline="always")
-def _first_byte(marks: int) -> int:
-    return np.int64(_trailing_zeros(marks) >> uint64(3))
-
-
-@njit(cache=True, nogil=True)
-def _find_byte(words: np.ndarray, at: int, value: int, other: int) -> int:
-    """Index of the first of 32 bytes (from word `at` on) that is `value` or `other`, or -1."""
-    for part in range(4):
-        word = words[np.uint64(at + part)]
-        marks = _zero_bytes(word ^ (uint64(value) * uint64(_ONES)))
-        marks |= _zero_bytes(word ^ (uint64(other) * uint64(_ONES)))
-        if marks:
-            # Marks behind the first match of one value may be false, but then they are not the first.
-            return 8 * part + _first_byte(marks)
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def _find_nibble(first_word: int, second_word: int, value: int) -> int:
-    """Index of the first of 32 nibbles (low ones of 16 bytes, then high ones) that is `value`, or -1."""
-    pattern = uint64(value) * uint64(_ONES)
-    for half in range(2):
-        for part in range(2):
-            word = first_word if part == 0 else second_word
-            nibbles = (word >> uint64(4 * half)) & uint64(_LOW_NIBBLES)
-            marks = _zero_bytes(nibbles ^ pattern)
-            if marks:
-                return 16 * half + 8 * part + _first_byte(marks)
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def _find_forced(symbols: np.ndarray, words: np.ndarray, row: int, at: int, forced: int, width: int) -> int:
-    """Where the forced codes of a block are, as `take_forced` stores it; -1 where one is missing.
-
-    `words` are the same bytes as `symbols`, eight to a word.
-    """
-    word_at = (row * symbols.shape[1] + at) >> 3
-    if forced == 3:
-        first = _find_byte(words, word_at, 127, 129)
-        return first << 1 | symbols[row, at + first] >> 7 if first >= 0 else -1
-    if forced == 1:
-        return _find_byte(words, word_at, 0, 0)
-    if width == 32:
-        first = _find_byte(words, word_at, 0, 0)
-        if first < 0:
-            return -1
-        moved = symbols[row, at + first]
-        symbols[row, at + first] = symbols[row, at + 30]
-        symbols[row, at + 30] = moved
-        second = _find_byte(words, word_at, 31, 31)
-        symbols[row, at + 30] = symbols[row, at + first]
-        symbols[row, at + first] = moved
-        return first << 5 | second if second >= 0 else -1
-    low, high = words[np.uint64(word_at)], words[np.uint64(word_at + 1)]
-    first = _find_nibble(low, high, 0)
-    if first < 0:
-        return -1
-    # The same swap as in `take_forced_nibbles`: nibble 15 is the low half of byte 15; there the 0 goes.
-    moved = (high >> uint64(56)) & uint64(15)
-    high &= ~(uint64(15) << uint64(56))
-    place = uint64(8 * (first & 7) + 4 * (first >> 4))
-    if first & 8:
-        high |= moved << place
-    else:
-        low |= moved << place
-    if first == 15:
-        high &= ~(uint64(15) << uint64(56))
-    second = _find_nibble(low, high, 15)
-    return first << 5 | second if second >= 0 else -1
+def _put_nibble(symbols: np.ndarray, cell: int, place: int, value: int) -> None:
+    k = cell + np.uint64(place & uint32(15))
+    shift = place >> uint32(4) << uint32(2)
+    symbols[k] = (uint32(symbols[k]) & ~(uint32(15) << shift)) | (value << shift)
 
 
 @njit(cache=True, nogil=True)
@@ -136,36 +135,40 @@ def take_forced(symbols: np.ndarray, meta: np.ndarray, positions: np.ndarray) ->
     """Move the forced codes of each block to its end, in place; return False (nothing changed) where one is missing.
 
     `symbols` uint8 (rows, blocks * cell symbols); `positions` uint32 (rows * blocks,), what goes into the file, in lane
-    order.
+    order. A cell has 32 symbols, or 16 of two codes each.
     """
     forced = meta[4]
     n_rows = symbols.shape[0]
     n_blocks = meta[0]
     width = meta[2]
-    words = symbols.reshape(symbols.size).view(np.uint64)
+    flat = symbols.reshape(symbols.size)
+    if not _find_forced(flat, forced, n_rows, n_blocks, width, positions):
+        return False
     for row in range(n_rows):
-        for block in range(n_blocks):
-            position = _find_forced(symbols, words, row, block * width, forced, width)
-            if position < 0:
-                return False
-            positions[position_index(row, block, n_rows, n_blocks)] = position
-    for row in range(n_rows):
-        for block in range(n_blocks):
-            at = block * width
-            position = np.int64(positions[position_index(row, block, n_rows, n_blocks)])
-            if forced == 3:
-                symbols[row, at + (position >> 1)] = symbols[row, at + 31]
-                symbols[row, at + 31] = 0
-            elif forced == 1:
-                symbols[row, at + position] = symbols[row, at + 31]
-                symbols[row, at + 31] = 0
-            elif width == 32:
-                symbols[row, at + (position >> 5)] = symbols[row, at + 30]
-                symbols[row, at + 30] = 0
-                symbols[row, at + (position & 31)] = symbols[row, at + 31]
-                symbols[row, at + 31] = 31
+        at = np.uint64(row * n_blocks * width)
+        k = np.uint64(position_index(row, 0, n_rows, n_blocks))
+        step = np.uint64(position_index(row, 1, n_rows, n_blocks)) - k
+        for _ in range(n_blocks):
+            position = positions[k]
+            if width == 32:
+                last = at + np.uint64(31)
+                if forced == 2:
+                    before = at + np.uint64(30)
+                    flat[at + np.uint64(position >> uint32(5))] = flat[before]
+                    flat[before] = 0
+                    flat[at + np.uint64(position & uint32(31))] = flat[last]
+                    flat[last] = 31
+                else:
+                    first = position >> uint32(1) if forced == 3 else position
+                    flat[at + np.uint64(first)] = flat[last]
+                    flat[last] = 0
             else:
-                take_forced_nibbles(symbols[row, at : at + 16], position)
+                last = at + np.uint64(15)
+                _put_nibble(flat, at, position >> uint32(5), uint32(flat[last]) & uint32(15))
+                _put_nibble(flat, at, position & uint32(31), uint32(flat[last]) >> uint32(4))
+                flat[last] = 0xF0
+            at += np.uint64(width)
+            k += step
     return True
 
 

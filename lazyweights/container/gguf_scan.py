@@ -18,7 +18,9 @@ What surprises:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from lazyweights.blocks.types import GGML_TYPES
 from lazyweights.container.gguf_values import (
@@ -114,7 +116,9 @@ class Scan:
     problem: str | None
 
 
-def scan_gguf(buffer: Buffer, file_size: int | None = None) -> Scan:
+def scan_gguf(
+    buffer: Buffer, file_size: int | None = None, follow: Callable[[Any, int, int], int] | None = None
+) -> Scan:
     """Read the header of a GGUF file and cut the file into spans.
 
     Reads no tensor data, so on an mmap only the pages of the header are touched. Versions 1 to 3, both byte orders.
@@ -125,6 +129,8 @@ def scan_gguf(buffer: Buffer, file_size: int | None = None) -> Scan:
         The file, or the start of it that holds the whole header.
     file_size : int, optional
         Size of the file in bytes, if `buffer` is only its start.
+    follow : callable, optional
+        See `HeaderReader`.
 
     Returns
     -------
@@ -138,7 +144,7 @@ def scan_gguf(buffer: Buffer, file_size: int | None = None) -> Scan:
     """
     with byte_view(buffer, file_size) as view:
         size = len(view) if file_size is None else file_size
-        reader = HeaderReader(view)
+        reader = HeaderReader(view, follow)
         alignment = DEFAULT_ALIGNMENT
         try:
             reader.read_counts()

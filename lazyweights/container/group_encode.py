@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint32
 
-from lazyweights.codecs.lane_kernels import encode_cells, order_words, side_contexts
+from lazyweights.codecs.lane_encode import encode_cells, encode_side, finish_lanes, left_over, side_contexts, start_lanes
 from lazyweights.codecs.rans import encode_rans
 from lazyweights.container.bit_kernels import pack_bits
 from lazyweights.container.cell_contexts import cell_contexts
@@ -144,12 +144,13 @@ def count_groups(
             plane = side_symbols[side_at[s] : side_at[s + 1]].reshape((2, columns, 32))
             o = sides[s, 3]
             other = side_symbols[side_at[o] : side_at[o + 1]].reshape((2, -1, 32))
-            side_contexts(plane, sides[s, 1], sides[s, 2], other, side_context)
+            if sides[s, 1]:
+                side_contexts(plane, sides[s, 1], sides[s, 2], other, side_context)
             for phase in range(2):
                 lanes = np.uint64((rows + 1 - phase) // 2)
                 for column in range(columns):
                     for lane in range(lanes):
-                        context = np.uint64(side_context[phase, column, lane])
+                        context = np.uint64(side_context[phase, column, lane]) if sides[s, 1] else np.uint64(0)
                         side_counts[s, context, np.uint64(plane[phase, column, lane])] += uint32(1)
         cell_symbols = meta[2]
         base = 0
@@ -184,6 +185,15 @@ def _put_words(packed: np.ndarray, n_words: int, out: np.ndarray) -> None:
         )
 
 
+def words_for(n_rows: int, row_bytes: int, n_symbols: int, n_sides: int) -> int:
+    """Words that `encode_groups` needs for its output, where a row has `n_symbols` symbols in side planes and cells.
+
+    Groups that do not become smaller are dropped, so there must be room for the packed rows and for one group of the longest
+    codewords more.
+    """
+    return (n_rows * row_bytes + 3) // 4 + 64 * (11 * n_symbols // 32 + 2 * (n_sides + 1) + 4)
+
+
 @njit(cache=True, nogil=True)
 def encode_groups(
     n_rows: int,
@@ -201,6 +211,7 @@ def encode_groups(
     side_tables: np.ndarray,
     cell_tables: np.ndarray,
     freqs: np.ndarray,
+    row_bytes: int,
     out: np.ndarray,
     sizes: np.ndarray,
     unforced: np.ndarray,
@@ -209,12 +220,14 @@ def encode_groups(
 
     Parameters
     ----------
-    entries : uint32 (n_tables, 256), encode entries
+    entries : uint16, of `lane_encode.encode_entries`
     side_tables : uint8 (n_sides, 32), table of each side context
     cell_tables : uint8 (512,), table of each cell context
     freqs : uint32 (n_tables, 256) of `rans.freq_entries` where the cells are coded by rANS, else (0, 256)
-    out : uint32, output words of all groups one after the other
-    sizes : int64 (n_groups,), output, words of each group; -1 where it does not fit `out` or has no codeword
+    row_bytes : packed bytes of a row
+    out : uint32, output words of all groups one after the other; `words_for` says how many there must be
+    sizes : int64 (n_groups,), output, words of each group; -1 where they are no fewer bytes than the packed rows, or where a
+        symbol has no codeword
     unforced : bool (n_groups,), output, whether the group's codes are not forced
 
     Returns
@@ -228,7 +241,7 @@ def encode_groups(
     low_bits = np.zeros((max(halves.shape[0], 1), 64 * n_blocks), np.uint16)
     positions = np.zeros(64 * n_blocks, np.uint32)
     contexts = np.zeros((2, n_cells, 32), np.int32)
-    tables = np.zeros((2, n_cells, 32), np.uint8)
+    tables = np.zeros((2, n_cells if freqs.shape[0] > 0 else 0, 32), np.uint8)
     widest = 1
     for s in range(sides.shape[0]):
         widest = max(widest, sides[s, 0])
@@ -239,14 +252,11 @@ def encode_groups(
     for r in range(raws.shape[0]):
         raw_bits_per_row += n_blocks * raws[r, 0] * raws[r, 1]
     raw = np.zeros(64 * raw_bits_per_row // 8 + 16, np.uint8)
-    side_columns = 0
-    for s in range(sides.shape[0]):
-        side_columns += columns_of(sides[s, 0], n_blocks)
-    lane_words = np.zeros((32, (2 * 11 * (side_columns + n_cells * meta[2]) + 31) // 32 + 8), np.uint32)
-    taken = np.zeros((2 * (side_columns + n_cells * ((meta[2] + 1) // 2)), 32), np.uint16)
-    buf = np.zeros(32, np.uint64)
-    consumed = np.zeros(32, np.int64)
-    steps = np.zeros(1, np.int64)
+    side_offsets = side_tables.astype(np.int32) << np.int32(8)
+    cell_offsets = cell_tables.astype(np.int32) << np.int32(8)
+    side_context = np.zeros(64 * widest * n_blocks, np.uint8)
+    state = np.zeros((4, 32), np.uint32)
+    pos = np.zeros(1, np.int64)
     flat_contexts = contexts.reshape(contexts.size)
     flat_tables = tables.reshape(tables.size)
     by_rans = freqs.shape[0] > 0
@@ -297,49 +307,37 @@ def encode_groups(
             _put_words(packed_positions, front, out[out_at:])
         # The stream.
         words = out[out_at + front :]
-        buf[:] = 0
-        consumed[:] = 0
-        steps[0] = 0
+        start_lanes(rows if sides.shape[0] > 0 or not by_rans else 0, state, pos)
         status = 0
         for s in range(sides.shape[0]):
             columns = columns_of(sides[s, 0], n_blocks)
             plane = side_symbols[side_at[s] : side_at[s + 1]]
             o = sides[s, 3]
             other = side_symbols[side_at[o] : side_at[o + 1]].reshape((2, -1, 32))
-            side_table = np.empty((2, columns, 32), np.uint8)
-            side_contexts(plane.reshape((2, columns, 32)), sides[s, 1], sides[s, 2], other, side_table)
-            flat_table = side_table.reshape(side_table.size)
-            for i in range(np.uint64(flat_table.size)):
-                flat_table[i] = side_tables[s, np.uint64(flat_table[i])]
-            if status == 0:
-                status = encode_cells(
-                    plane, (columns * 32, 32, 0, 1), side_table, entries, 1, rows, lane_words, buf, consumed, taken, steps
-                )
+            found = side_context[: 64 * columns].reshape((2, columns, 32))
+            side_contexts(plane.reshape((2, columns, 32)), sides[s, 1], sides[s, 2], other, found)
+            status = max(status, encode_side(plane, found, side_offsets[s], entries, rows, words, state, pos))
         cell_contexts(side_symbols, side_at, meta, levels, base, 1, 0, contexts)
-        for i in range(np.uint64(flat_contexts.size)):
-            flat_tables[i] = cell_tables[np.uint64(flat_contexts[i])]
         width = n_cells * meta[2]
         strides = (width, meta[2], 1, 2 * width)
         n_lanes = (rows + 1) // 2
         n_states = n_lanes if by_rans else 0
-        if status == 0 and not by_rans:
-            status = encode_cells(
-                group.ravel(), strides, tables, entries, cell_symbols, rows, lane_words, buf, consumed, taken, steps
+        if not by_rans:
+            found_cells = encode_cells(
+                group.ravel(), strides, contexts, cell_offsets, entries, cell_symbols, rows, words, state, pos
             )
+            status = max(status, found_cells)
         if status != 0:
             sizes[g] = -1
             continue
-        n_left = np.int64(0)
-        for lane in range(32):
-            if steps[0] > 0:
-                n_left += 32 * np.int64(taken[steps[0] - 1, lane]) - consumed[lane]
+        n_left = left_over(state)
         n_tail = min(n_left + 16 * n_states, n_raw)
         n_body = n_raw - n_tail
-        n_words = order_words(lane_words, buf, consumed, taken, steps[0], raw, n_body, min(n_tail, n_left), words)
-        if n_words < 0:
-            sizes[g] = -1
-            continue
+        finish_lanes(words, state, raw, n_body, min(n_tail, n_left))
+        n_words = pos[0]
         if by_rans:
+            for i in range(np.uint64(flat_contexts.size)):
+                flat_tables[i] = cell_tables[np.uint64(flat_contexts[i])]
             bit = n_body + n_left
             for lane in range(n_lanes):
                 x = uint32(1)
@@ -373,5 +371,8 @@ def encode_groups(
         raw[body_bytes : body_words * 4] = 0
         _put_words(raw, body_words, words[n_words:])
         sizes[g] = front + n_words + body_words
+        if 4 * sizes[g] >= rows * row_bytes:  # it is stored raw: so `out` never fills up
+            sizes[g] = -1
+            continue
         out_at += sizes[g]
     return out_at

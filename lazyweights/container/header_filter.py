@@ -16,6 +16,7 @@ import numpy as np
 
 from lazyweights.container.gguf_values import ARRAY, STRING, HeaderReader
 from lazyweights.container.numbers import NumberReader, pack_numbers
+from lazyweights.container.string_kernels import add_up, fill_starts, join_strings, take_characters
 from lazyweights.container.zstd_frames import compress, decompress
 from lazyweights.errors import FormatError, LazyWeightsError
 
@@ -49,26 +50,22 @@ def find_arrays(header: bytes) -> list[ItemArray]:
             if value_type != ARRAY:
                 reader.skip_value(value_type, what)
                 continue
-            item_type, length, first = reader.array_items(what)
-            if length < MIN_ITEMS:
-                continue
+            item_type, length = reader.array_head(what)
+            first = reader.pos
             if item_type == STRING:
-                found.append(ItemArray(STRINGS, _string_starts(header, first, length)))
-            elif item_type in _WORD_TYPES:
+                starts = np.empty(length + 1, np.int64)
+                if not fill_starts(np.frombuffer(header, np.uint8), first, starts):
+                    break
+                reader.pos = int(starts[-1])
+                if length >= MIN_ITEMS:
+                    found.append(ItemArray(STRINGS, starts))
+                continue
+            reader.skip_items(item_type, length, what)
+            if length >= MIN_ITEMS and item_type in _WORD_TYPES:
                 found.append(ItemArray(WORDS, first + 4 * np.arange(length + 1, dtype=np.int64)))
     except LazyWeightsError:
         pass  # what was found before stands; the rest of the header stays as it is
     return found
-
-
-def _string_starts(header: bytes, first: int, length: int) -> np.ndarray:
-    starts = np.empty(length + 1, np.int64)
-    at = first
-    for i in range(length):
-        starts[i] = at
-        at += 8 + int.from_bytes(header[at : at + 8], "little")
-    starts[length] = at
-    return starts
 
 
 def filter_chunk(data: bytes, arrays: list[ItemArray], offset: int) -> bytes | None:
@@ -103,10 +100,7 @@ def filter_chunk(data: bytes, arrays: list[ItemArray], offset: int) -> bytes | N
             words.append(np.ascontiguousarray(deltas.view(np.uint8).reshape(-1, 4).T).reshape(-1))
         else:
             sizes = np.diff(starts) - 8
-            keep = np.ones(region.size, np.bool_)
-            for k in range(8):
-                keep[starts[:-1] - begin + k] = False
-            characters.append(region[keep])
+            characters.append(take_characters(region, sizes))
             lengths.append(np.minimum(sizes, LONG).astype(np.uint8))
             long_lengths.append(sizes[sizes >= LONG].astype("<u4").view(np.uint8))
     if not numbers[0]:
@@ -128,8 +122,6 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
     FormatError
         If the payload is not one that `filter_chunk` writes.
     """
-    from lazyweights.container import header_kernels  # loads numba
-
     data = bytes(payload)
     reader = NumberReader(data)
     sizes = [(reader.number(n_bytes + (1 << 20)), reader.number(len(data))) for _ in range(N_STREAMS)]
@@ -147,14 +139,14 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
             raise FormatError("an array of the header is too short to be regrouped", expected=f">= {MIN_ITEMS}", found=n)
         out.take(gap)[:] = rest.take(gap)
         if kind == WORDS:
-            header_kernels.add_up(words.take(4 * n), out.take(4 * n))
+            add_up(words.take(4 * n), out.take(4 * n))
             continue
         sizes_of = lengths.take(n).astype(np.int64)
         long = sizes_of == LONG
         if long.any():
             sizes_of[long] = long_lengths.take(4 * int(long.sum())).copy().view("<u4")
         total = int(sizes_of.sum())
-        header_kernels.weave(sizes_of, characters.take(total), out.take(total + 8 * n))
+        join_strings(characters.take(total), sizes_of, out.take(total + 8 * n))
     tail = rest.take(rest.left)
     out.take(tail.size)[:] = tail
     recipe.finish()

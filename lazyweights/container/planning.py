@@ -12,6 +12,7 @@ from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.rans import normalized_freqs
 from lazyweights.codecs.table_pool import MAX_TABLES, NO_OWNER, build_pool, coded_bits, effective_lengths, sum_rows
 from lazyweights.container.coded_file import TableSet
+from lazyweights.container.count_kernels import log2_all, total_counts, used_rows
 from lazyweights.container.stream_layout import (
     FORCED_ABS_127,
     FORCED_BITS,
@@ -113,12 +114,13 @@ def reduce_counts(
     modes = []
     keep = []
     n_blocks = n_rows * coder.n_blocks
+    used_sides = used_rows(counts.sides.reshape(-1, 256))
+    used_cells = used_rows(counts.cells)
     raw_bits = n_blocks * sum(n * bits for _, n, bits in coder.raw_planes)
     halves = [h.name for h in coder.layout.halves]
     for i, name in enumerate(names):
         if name.endswith(".low"):
-            low = counts.sides[i].sum(axis=0, dtype=np.int64)
-            mode = _half_mode(low)
+            mode = _half_mode(total_counts(counts.sides[i], used_sides[32 * i : 32 * i + 32]))
             modes.append(mode)
             if mode.low == LOW_CODED:
                 keep.append(i)
@@ -127,14 +129,15 @@ def reduce_counts(
         else:
             keep.append(i)
     assert len(modes) == len(halves)
-    sides = counts.sides[keep].reshape(-1, 256)
+    code_counts = _code_counts(coder, counts, used_cells)
+    planes = [counts.sides[i] for i in keep]
     cells = counts.cells
     if lockstep:
-        cells = np.zeros_like(cells)
-        cells[0] = counts.cells.sum(axis=0)
+        cells = counts.cells.sum(axis=0, dtype=np.uint32)[None]
+        used_cells = used_rows(cells)
         modes = [HalfMode(LOW_RAW, SIGN_STORED) for _ in halves]
         keep = [i for i, name in enumerate(names) if not name.endswith(".low")]
-        sides = np.zeros((32 * len(keep), 256), np.uint32)
+        planes = []
         raw_bits = n_blocks * (
             16 * len(halves) + sum(n * bits for _, n, bits in coder.raw_planes)
         ) + 8 * n_rows * sum(coder.byte_columns(b.per_block) for b in coder.layout.bytes_)
@@ -142,24 +145,25 @@ def reduce_counts(
     if coder.layout.forced == WINDOWED and not lockstep:  # fewer raw bits, rather than more
         forced_bits = -int(counts.forced[0]) * coder.cell_codes * (coder.wide_bits - WINDOW_LOW_BITS)
     raw_bits += forced_bits
-    everything = np.concatenate([sides, cells])
-    used = np.flatnonzero(everything.any(axis=1))
+    used = [used_sides[32 * i : 32 * i + 32] if planes else np.zeros(32, np.bool_) for i in keep] + [used_cells]
+    kept = [rows[mask] for rows, mask in zip([*planes, cells], used if planes else used[-1:], strict=True)]
     return Counted(
-        index, coder, tuple(modes), tuple(counts.bases[i] for i in keep), used, everything[used], len(keep), raw_bits,
-        n_rows * coder.row_bytes, min(counts.zstd_bytes or n_rows * coder.row_bytes, n_rows * coder.row_bytes),
-        n_rows * coder.columns, _code_counts(coder, counts), forced_bits, n_units,
+        index, coder, tuple(modes), tuple(counts.bases[i] for i in keep), np.flatnonzero(np.concatenate(used)),
+        np.concatenate(kept), len(keep), raw_bits, n_rows * coder.row_bytes,
+        min(counts.zstd_bytes or n_rows * coder.row_bytes, n_rows * coder.row_bytes), n_rows * coder.columns, code_counts,
+        forced_bits, n_units,
     )
 
 
-def _code_counts(coder: TensorCoder, counts: Counts) -> np.ndarray:
+def _code_counts(coder: TensorCoder, counts: Counts, used: np.ndarray) -> np.ndarray:
     """Counts of the codes themselves (or of the coded part of wide codes), int64 (bytes, 256): one row but for I16."""
     layout = coder.layout
     if coder.bytes_per_code > 1:
         return counts.cells.reshape(-1, coder.bytes_per_code, 256).sum(axis=0, dtype=np.int64)
-    plain = counts.cells.sum(axis=0, dtype=np.int64)
+    plain = total_counts(counts.cells, used)
     if layout.forced == WINDOWED:  # of exponents: a windowed code is an exponent and three mantissa bits
-        plain = counts.cells[N_CELL_CONTEXTS:].sum(axis=0, dtype=np.int64)
-        windowed = counts.cells[:N_CELL_CONTEXTS].sum(axis=0, dtype=np.int64)
+        plain = total_counts(counts.cells[N_CELL_CONTEXTS:], used[N_CELL_CONTEXTS:])
+        windowed = total_counts(counts.cells[:N_CELL_CONTEXTS], used[:N_CELL_CONTEXTS])
         if counts.forced[0]:
             np.add.at(plain, counts.bases[0] + (np.arange(256) >> 3), windowed)
         else:
@@ -177,35 +181,30 @@ def _code_counts(coder: TensorCoder, counts: Counts) -> np.ndarray:
 
 
 def log2_q16(n: int) -> int:
-    """Return ``floor(65536 * log2(n))`` in integers only, so that every machine finds the same.
+    """Return ``floor(65536 * log2(n))`` for n below 2**63, in integers only, so that every machine finds the same.
 
     >>> log2_q16(1), log2_q16(2), log2_q16(3)
     (0, 65536, 103872)
     """
-    whole = n.bit_length() - 1
-    x = (n << 64) >> whole  # 1 <= x / 2**64 < 2
-    fraction = 0
-    for _ in range(16):
-        x = (x * x) >> 64
-        fraction <<= 1
-        if x >> 65:
-            x >>= 1
-            fraction |= 1
-    return whole << 16 | fraction
+    return int(log2_all(np.array([n], np.int64))[0])
 
 
 def entropy_bits_q16(counts: np.ndarray) -> int:
     """Return the order-0 entropy of all counted symbols together, in 1/65536 bits (a bound, rounded up)."""
-    total = int(counts.sum())
-    return sum(int(c) * (log2_q16(total) - log2_q16(int(c))) for c in counts if c > 0)
+    used = counts[counts > 0].astype(np.int64)
+    total = int(used.sum())
+    of_total = log2_q16(total) if total else 0
+    return sum(c * (of_total - log) for c, log in zip(used.tolist(), log2_all(used).tolist(), strict=True))
 
 
 def _half_mode(low: np.ndarray) -> HalfMode:
     n = int(low.sum())
-    lengths = code_lengths(low).astype(np.int64)
-    coded_bits = 0 if (low > 0).sum() == 1 else int((low * lengths).sum())
-    if coded_bits < LOW_CODED_BITS * n:
-        return HalfMode(LOW_CODED, SIGN_CLEAR)
+    used = low[low > 0]
+    # No code is shorter than the entropy; where that is too long already (rounding apart) there is no need to find one.
+    if float((used * np.log2(n / used)).sum()) < (LOW_CODED_BITS + 0.001) * n:
+        coded_bits = 0 if used.size == 1 else int((low * code_lengths(low)).sum())
+        if coded_bits < LOW_CODED_BITS * n:
+            return HalfMode(LOW_CODED, SIGN_CLEAR)
     negative = int(low[128:].sum())
     sign = SIGN_CLEAR if negative == 0 else SIGN_SET if negative == n else SIGN_STORED
     return HalfMode(LOW_RAW, sign)
@@ -255,13 +254,14 @@ class Planner:
         lengths, tables = _tables(batch, lockstep)
         freqs = np.zeros(lengths.shape, np.uint16)
         by_rans = set() if lockstep else _choose_rans(batch, lengths, tables, freqs)
+        effective = effective_lengths(lengths)
         used = np.zeros(len(lengths), np.bool_)
         kept: list[tuple[Counted, np.ndarray]] = []
         start = 0
         for c in batch:
             mine = tables[start : start + len(c.contexts)]
             start += len(c.contexts)
-            found = _statistics(c, lengths, mine, freqs if c.index in by_rans else None)
+            found = _statistics(c, effective, mine, freqs if c.index in by_rans else None)
             self.statistics[c.index] = found
             bits = found.coded_bits + _overhead_bits(c, c.index in by_rans)
             if lockstep:
@@ -349,7 +349,7 @@ _log2 = functools.lru_cache(maxsize=8192)(log2_q16)
 def _statistics(
     c: Counted, lengths: np.ndarray, tables: np.ndarray, freqs: np.ndarray | None
 ) -> SpanStatistics:
-    bits = coded_bits(c.counts, tables, effective_lengths(lengths))
+    bits = coded_bits(c.counts, tables, lengths)
     cells = c.contexts >= 32 * c.n_sides
     if freqs is not None:
         bits[cells] = 0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 
 @njit(cache=True, nogil=True)
@@ -97,6 +101,24 @@ def row_levels(symbols: np.ndarray, low: np.ndarray, base: int, windowed: bool) 
     return out
 
 
+@intrinsic
+def _copy16(typingctx: Any, source: Any, at: Any, target: Any, to: Any) -> Any:
+    """Copy 16 bytes between flat uint8 arrays, which a loop over bytes does slowly."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.VectorType(ir.IntType(8), 16).as_pointer()
+        pointers = []
+        for i in (0, 2):
+            data = context.make_array(signature.args[i])(context, builder, args[i]).data
+            pointers.append(builder.bitcast(builder.gep(data, [args[i + 1]]), kind))
+        value = builder.load(pointers[0])
+        value.align = 1
+        builder.store(value, pointers[1]).align = 1
+        return context.get_dummy_value()
+
+    return types.void(source, at, target, to), codegen
+
+
 @njit(cache=True, nogil=True)
 def split_int16(values: np.ndarray, cell_codes: int) -> np.ndarray:
     """Split int16 (rows, columns) into symbols, uint8 (rows, 2 * columns): a cell of high bytes, then one of low bytes.
@@ -160,22 +182,31 @@ def split_direct(
     Parameters
     ----------
     packed : uint8 (rows, blocks * block_bytes): each block starts with its halves (or with one byte, where there are none)
-    offset, width : first symbol byte of a block, and how many there are
+    offset, width : first symbol byte of a block, and how many there are, a multiple of 16
     half_values : uint16 (n_halves, rows, blocks), output
     byte_values : uint8 (rows, blocks) or (rows, 0), output
     symbols : uint8 (rows, blocks * width), output
     """
     n_blocks = packed.shape[1] // block_bytes
-    w = np.uint64(width)
-    for row in range(packed.shape[0]):
-        for block in range(n_blocks):
-            at = np.uint64(block * block_bytes)
-            for f in range(half_values.shape[0]):
-                k = at + np.uint64(2 * f)
-                half_values[f, row, block] = np.uint16(packed[row, k]) | (np.uint16(packed[row, k + np.uint64(1)]) << 8)
-            if byte_values.shape[1]:
-                byte_values[row, block] = packed[row, at]
-            source = at + np.uint64(offset)
-            target = np.uint64(block * width)
-            for i in range(w):
-                symbols[row, target + i] = packed[row, source + i]
+    n = np.uint64(packed.shape[0] * n_blocks)
+    step = np.uint64(block_bytes)
+    source = packed.reshape(packed.size)
+    target = symbols.reshape(symbols.size)
+    for f in range(half_values.shape[0]):
+        values = half_values[f].reshape(half_values[f].size)
+        at = np.uint64(2 * f)
+        for k in range(n):
+            values[k] = np.uint16(source[at]) | (np.uint16(source[at + np.uint64(1)]) << 8)
+            at += step
+    if byte_values.shape[1]:
+        values8 = byte_values.reshape(byte_values.size)
+        for k in range(n):
+            values8[k] = source[k * step]
+    at = np.uint64(offset)
+    to = np.uint64(0)
+    for _ in range(n):
+        for part in range(width // 16):
+            k = np.uint64(16 * part)
+            _copy16(source, at + k, target, to + k)
+        at += step
+        to += np.uint64(width)

@@ -454,7 +454,10 @@ class TensorCoder:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Encode packed rows; return (words, words of each group or -1, whether each group is not forced).
 
-        `entries` and `freqs` are the encode entries of the table set, uint32 (n_tables, 256); `freqs` matter for RANS only.
+        The groups that have words stand one after the other; at least 64 words follow.
+
+        `entries` (of `lane_encode.encode_entries`) and `freqs` (uint32 (n_tables, 256), they matter for RANS only) are the
+        encode entries of the table set.
         """
         from lazyweights.container import group_encode
 
@@ -463,13 +466,14 @@ class TensorCoder:
         n_groups = -(-len(packed) // TILE_ROWS)
         sizes = np.zeros(n_groups, np.int64)
         unforced = np.zeros(n_groups, np.bool_)
-        out = np.empty(packed.size * 9 // 32 + 4096, np.uint32)  # a group that coding makes larger is stored raw
-        n_words = group_encode.encode_groups(
+        n_symbols = self.n_cells * self.cell_symbols + sum(self.n_blocks * max(int(n), 1) for n in p.sides[:, 0])
+        out = np.empty(group_encode.words_for(len(packed), self.row_bytes, n_symbols, len(p.sides)), np.uint32)
+        group_encode.encode_groups(
             len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, arrays.raw_values, p.meta, p.sides,
             p.halves, p.byte_fields, p.raws, p.levels, entries, plan.side_tables, plan.cell_tables,
-            freqs if plan.coder == RANS else freqs[:0], out, sizes, unforced,
+            freqs if plan.coder == RANS else freqs[:0], self.row_bytes, out, sizes, unforced,
         )
-        return out[:n_words], sizes, unforced
+        return out, sizes, unforced
 
     # Decoding.
 

@@ -70,7 +70,14 @@ class Tables:
     @functools.cached_property
     def entries(self) -> np.ndarray:
         """Huffman encode entries, uint32 (n_tables, 256)."""
-        return np.stack([canonical.codewords(row) for row in self.lengths])
+        return canonical.codewords(self.lengths)
+
+    @functools.cached_property
+    def lane_entries(self) -> np.ndarray:
+        """The same for lane streams, uint16 (`lane_encode.encode_entries`)."""
+        from lazyweights.codecs import lane_encode
+
+        return lane_encode.encode_entries(self.entries)
 
     @functools.cached_property
     def flat(self) -> np.ndarray:
@@ -157,7 +164,7 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
             payload = unit_stream.encode_group(arrays, rows, coder, entries)
             units.append(_unit(LOCKSTEP, payload, packed[rows]))
     else:
-        words, sizes, unforced = coder.encode(packed, span.plan, tables.entries, tables.freq_entries)
+        words, sizes, unforced = coder.encode(packed, span.plan, tables.lane_entries, tables.freq_entries)
         at = 0
         view = memoryview(words).cast("B")
         for g, n_words in enumerate(sizes.tolist()):
@@ -172,14 +179,21 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
         kinds = np.array([u.kind for u in units])
         payload_sizes = np.array([len(u.payload) for u in units], np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum((payload_sizes + 3) & ~np.int64(3))])
-        joined = np.zeros(int(offsets[-1]) // 4 + READ_AHEAD_WORDS, np.uint32)
-        target = joined.view(np.uint8)
-        for unit, offset in zip(units, offsets.tolist(), strict=False):
-            target[offset : offset + len(unit.payload)] = np.frombuffer(unit.payload, np.uint8)
-        decode_rows(span, 0, kinds, payload_sizes, offsets[:-1], joined, tables, back)
-        if not np.array_equal(back, packed):
+        if lockstep or RAW in kinds:
+            words = np.zeros(int(offsets[-1]) // 4 + READ_AHEAD_WORDS, np.uint32)
+            target = words.view(np.uint8)
+            for unit, offset in zip(units, offsets.tolist(), strict=False):
+                target[offset : offset + len(unit.payload)] = np.frombuffer(unit.payload, np.uint8)
+        decode_rows(span, 0, kinds, payload_sizes, offsets[:-1], words, tables, back)
+        if not _equal(back.reshape(-1), packed.reshape(-1)):
             raise CodecError("what was encoded does not decode to the same bytes; please report this", tensor=span.name)
     return units
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two uint8 arrays of the same size are equal: eight bytes at a time, the rest alone."""
+    whole = a.size // 8 * 8
+    return bool(np.array_equal(a[:whole].view(np.uint64), b[:whole].view(np.uint64)) and np.array_equal(a[whole:], b[whole:]))
 
 
 def _unit(kind: int, payload: bytes | memoryview | None, source: np.ndarray) -> Unit:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyweights.codecs import canonical, lane_kernels, lanes, package_merge, vector_kernels
+from lazyweights.codecs import canonical, lane_encode, lane_kernels, lanes, package_merge, vector_kernels
 from lazyweights.errors import CodecError
 
 BACKENDS = ["scalar"] + (["vector"] if vector_kernels.AVAILABLE else [])
@@ -37,34 +37,31 @@ def random_tile(rng, lengths, n_rows, n_cells, cell_length):
 
 
 class Encoder:
-    def __init__(self, n_words: int) -> None:
+    """A stream of one tile, made by the fastest kernels."""
+
+    def __init__(self, n_words: int, n_rows: int) -> None:
         self.words = np.zeros(n_words, np.uint32)
-        self.lane_words = np.zeros((32, n_words // 16 + 64), np.uint32)
-        self.buf = np.zeros(32, np.uint64)
-        self.consumed = np.zeros(32, np.int64)
-        self.taken = np.zeros((n_words, 32), np.uint16)
-        self.steps = np.zeros(1, np.int64)
-        self.pos = np.zeros(1, np.int64)
+        self.state, self.pos = lane_encode.new_encoder()
+        self.n_rows = n_rows
+        lane_encode.start_lanes(n_rows, self.state, self.pos)
 
-    def plane(self, symbols, tables, entries, n_rows) -> int:
+    def plane(self, symbols, tables, entries) -> int:
         _, n_cells, cell_length = symbols.shape
-        strides = (n_cells * cell_length, cell_length, 1, 2 * n_cells * cell_length)
-        return self.strided(symbols, strides, tables, entries, cell_length, n_rows)
-
-    def strided(self, symbols, strides, tables, entries, cell_length, n_rows) -> int:
-        return lane_kernels.encode_cells(
-            symbols.ravel(), strides, tables, entries, cell_length, n_rows, self.lane_words, self.buf, self.consumed,
-            self.taken, self.steps,
+        width = n_cells * cell_length
+        return lane_encode.encode_cells(
+            symbols.ravel(), (width, cell_length, 1, 2 * width), tables.astype(np.int32), offsets_of(entries),
+            lane_encode.encode_entries(entries), cell_length, self.n_rows, self.words, self.state, self.pos,
         )
 
     def finish(self, tail: np.ndarray, n_bits: int) -> int:
-        n_steps = int(self.steps[0])
-        left = int((32 * self.taken[n_steps - 1].astype(np.int64) - self.consumed).sum())
-        n_tail = min(left, n_bits)
-        self.pos[0] = lane_kernels.order_words(
-            self.lane_words, self.buf, self.consumed, self.taken, n_steps, tail, 0, n_tail, self.words
-        )
+        n_tail = min(lane_encode.left_over(self.state), n_bits)
+        lane_encode.finish_lanes(self.words, self.state, np.concatenate([tail, np.zeros(8, np.uint8)]), 0, n_tail)
         return n_tail
+
+
+def offsets_of(entries: np.ndarray) -> np.ndarray:
+    """Context k has table k."""
+    return np.arange(0, entries.size, 256, dtype=np.int32)
 
 
 def decode_plane(backend, words, limit, flat, tables, cell_length, n_rows, state):
@@ -106,8 +103,8 @@ def test_kernels_equal_reference(backend, n_rows, n_cells, cell_length):
     row_tables = [tables[r % 2, :, r // 2].tolist() for r in range(n_rows)]
     want, n_tail = lanes.encode_lanes_reference(rows, row_tables, entries.tolist(), "demand", tail_bits.tolist())
 
-    encoder = Encoder(symbols.size + 4096)
-    assert encoder.plane(symbols, tables, entries, n_rows) == lane_kernels.OK
+    encoder = Encoder(symbols.size + 4096, n_rows)
+    assert encoder.plane(symbols, tables, entries) == lane_encode.OK
     assert encoder.finish(np.packbits(tail_bits), 300) == n_tail
     n_words = int(encoder.pos[0])
     assert encoder.words[:n_words].tolist() == want
@@ -133,11 +130,11 @@ def test_planes_share_one_stream(backend):
     rng = np.random.default_rng(5)
     lengths = make_pool(rng, 3, 256)
     flat, entries = canonical.decode_tables(lengths), entries_of(lengths)
-    encoder = Encoder(200000)
+    encoder = Encoder(200000, 50)
     planes = []
     for n_cells, cell_length in ((18, 1), (18, 15), (3, 32)):
         symbols, tables = random_tile(rng, lengths, 50, n_cells, cell_length)
-        assert encoder.plane(symbols, tables, entries, 50) == lane_kernels.OK
+        assert encoder.plane(symbols, tables, entries) == lane_encode.OK
         planes.append((symbols, tables, cell_length))
     encoder.finish(np.zeros(1, np.uint8), 0)
     n_words = int(encoder.pos[0])
@@ -160,13 +157,15 @@ def test_side_planes(backend, kind, n_rows):
     symbols = np.clip(100 + 5 * rng.standard_normal((2, n_columns, 32)).cumsum(1), 0, 255).astype(np.uint8)
     other = rng.integers(0, 256, symbols.shape).astype(np.uint8)
     contexts = np.zeros(symbols.shape, np.uint8)
-    lane_kernels.side_contexts(symbols, kind, base, other, contexts)
+    lane_encode.side_contexts(symbols, kind, base, other, contexts)
     assert (np.unique(contexts).size > 3) == (kind != lane_kernels.NO_CONTEXT)
     table_of = rng.integers(0, 5, 32).astype(np.uint8)
-    encoder = Encoder(100000)
-    strides = (n_columns * 32, 32, 0, 1)
-    status = encoder.strided(symbols, strides, table_of[contexts], entries, 1, n_rows)
-    assert status == lane_kernels.OK
+    encoder = Encoder(100000, n_rows)
+    status = lane_encode.encode_side(
+        symbols.ravel(), contexts, table_of.astype(np.int32) << 8, lane_encode.encode_entries(entries), n_rows, encoder.words,
+        encoder.state, encoder.pos,
+    )
+    assert status == lane_encode.OK
     encoder.finish(np.zeros(1, np.uint8), 0)
     decode = lane_kernels._decode_side_scalar if backend == "scalar" else vector_kernels.decode_side_phase
     state = lane_kernels.new_state()
@@ -198,19 +197,23 @@ def test_damaged_streams_stay_in_bounds(backend):
 def test_symbol_without_codeword_is_refused():
     lengths = np.zeros((1, 256), np.uint8)
     lengths[0, :2] = 1
-    encoder = Encoder(1000)
-    symbols = np.full((64, 1, 4), 7, np.uint8)
-    status = encoder.plane(symbols, np.zeros((2, 1, 32), np.uint8), entries_of(lengths), 64)
-    assert status == lane_kernels.NO_CODEWORD
+    for n_rows in (64, 20):
+        encoder = Encoder(1000, n_rows)
+        symbols = np.zeros((64, 1, 4), np.uint8)
+        symbols[19, 0, 2] = 7
+        status = encoder.plane(symbols, np.zeros((2, 1, 32), np.uint8), entries_of(lengths))
+        assert status == lane_encode.NO_CODEWORD
     with pytest.raises(CodecError, match="no codeword"):
         lanes.encode_lanes_reference([[[7]]], [[0]], entries_of(lengths).tolist(), "demand")
 
 
 def test_full_output_is_reported():
     lengths = canonical.flat_lengths()[None]
-    encoder = Encoder(3)
     symbols = np.zeros((64, 4, 4), np.uint8)
-    assert encoder.plane(symbols, np.zeros((2, 4, 32), np.uint8), entries_of(lengths), 64) == lane_kernels.OUTPUT_FULL
+    for n_words in (3, 250):
+        encoder = Encoder(n_words, 64)
+        tables = np.zeros((2, 4, 32), np.uint8)
+        assert encoder.plane(symbols, tables, entries_of(lengths)) == lane_encode.OUTPUT_FULL
 
 
 @settings(max_examples=60, deadline=None)
@@ -242,8 +245,8 @@ def test_sizes_stay_near_the_ideal_code_length():
     pairs = codes[:, ::2] | codes[:, 1::2] << 4
     lengths = package_merge.code_lengths(np.bincount(pairs.ravel(), minlength=256))
     ideal_bits = int(lengths[pairs].astype(np.int64).sum())
-    encoder = Encoder(100000)
-    assert encoder.plane(pairs[:, None, :], np.zeros((2, 1, 32), np.uint8), canonical.codewords(lengths)[None], 64) == 0
+    encoder = Encoder(100000, 64)
+    assert encoder.plane(pairs[:, None, :], np.zeros((2, 1, 32), np.uint8), canonical.codewords(lengths)[None]) == 0
     encoder.finish(np.zeros(1, np.uint8), 0)
     assert int(encoder.pos[0]) * 32 <= 1.01 * ideal_bits
     lockstep_bits = 0
@@ -265,8 +268,8 @@ def test_pair_kernels_equal_scalar(cell_length, nibbles):
     streams, tiles, tables = [], [], []
     for _ in range(2):
         symbols, table = random_tile(rng, lengths, 64, n_cells, cell_length)
-        encoder = Encoder(60000)
-        assert encoder.plane(symbols, table, entries, 64) == lane_kernels.OK
+        encoder = Encoder(60000, 64)
+        assert encoder.plane(symbols, table, entries) == lane_encode.OK
         encoder.finish(np.zeros(1, np.uint8), 0)
         streams.append(encoder.words[: encoder.pos[0]])
         tiles.append(symbols)
