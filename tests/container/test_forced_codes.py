@@ -78,7 +78,8 @@ def test_take_equals_reference_and_put_undoes_it(forced, width, n_rows, n_blocks
                 position = take_reference(codes, forced, width)
                 assert positions[position_index(row, block, n_rows, n_blocks)] == position
                 assert taken[row, block * width : (block + 1) * width].tolist() == join_codes(codes, width)
-        put_forced(taken, forced, n_blocks, width, width, positions)
+        flat = taken.reshape(-1)
+        put_forced(flat, 0, taken.shape[1], n_rows, forced, n_blocks, width, width, positions)
         np.testing.assert_array_equal(taken, rows)
 
 
