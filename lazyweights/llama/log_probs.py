@@ -190,9 +190,13 @@ def _compare_row(
     np.add(terms, top + log_total, out=terms)
     counts = base > MIN_LOG_PROB
     np.exp(base, out=base)
+    np.multiply(base, counts, out=base)
     np.multiply(terms, base, out=terms)
+    kld = terms.sum(dtype=np.float64)
+    if math.isnan(kld):  # infinity times 0, of a token that does not count
+        kld = terms.sum(dtype=np.float64, where=counts)
     out.nll[at] = nll
     out.nll_base[at] = nll_base
-    out.kld[at] = terms.sum(dtype=np.float64, where=counts)
+    out.kld[at] = kld
     out.delta_p[at] = np.exp(-nll) - np.exp(-nll_base)
     out.same_top[at] = int(values.argmax()) == top_base

@@ -75,6 +75,18 @@ def test_comparison(threads: int) -> None:
     assert out.same_top.tolist() == (p.argmax(axis=1) == q.argmax(axis=1)).tolist()
 
 
+def test_comparison_with_impossible_tokens() -> None:
+    """What Q finds impossible makes a divergence infinite where the base finds it likely, and else nothing."""
+    base = np.array([[0, 0, -30, -30], [0, 0, -30, -30]], np.float32)
+    logits = np.array([[0, 0, 0, -np.inf], [0, -np.inf, 0, 0]], np.float32)
+    targets = np.zeros(2, np.int32)
+    _, rows = packed(base, targets)
+    out = Divergences.empty(2)
+    with RowWorkers(4, 1) as workers:
+        workers.compare(logits, targets, rows, out)
+    assert out.kld.tolist() == [pytest.approx(math.log(3 / 2), rel=1e-5), math.inf]
+
+
 def test_numbers_that_are_none() -> None:
     logits = np.zeros((3, 5), np.float32)
     logits[1, 2], logits[2, 2] = np.nan, np.inf
