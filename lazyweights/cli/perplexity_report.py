@@ -77,8 +77,9 @@ class RunningEstimate:
         together = f", {evaluation.n_seq} chunks at a time" if evaluation.n_seq > 1 else ""
         bos = "BOS starts each chunk" if evaluation.adds_bos else "no BOS is added"
         say(f"{self._path}: {evaluation.description}, vocabulary of {evaluation.n_vocab:,} tokens; {evaluation.build}")
+        chunks = f"{evaluation.n_chunks} chunk{'s' * (evaluation.n_chunks > 1)}"
         say(
-            f"{self._path}: {evaluation.n_tokens:,} tokens, {evaluation.n_chunks} chunks, n_ctx = {evaluation.n_ctx}, {bos}; "
+            f"{self._path}: {evaluation.n_tokens:,} tokens, {chunks}, n_ctx = {evaluation.n_ctx}, {bos}; "
             f"{evaluation.n_scored:,} tokens are scored; batches of {evaluation.n_batch}{together}"
         )
         if self._base is not None:
