@@ -2,7 +2,9 @@
 
 - `library`: loads it, or says in one sentence what to install;
 - `memory_file`: a coded file as an anonymous memory file that any program can open;
-- `model`: a loaded model, its tokenizer, and contexts that evaluate tokens.
+- `model`: a loaded model, its tokenizer, and contexts that evaluate tokens;
+- `perplexity`: perplexity and KL divergence; on `chunks` of a text, by their `log_probs`, with the base's in a `logits_file`,
+  summed up in `divergence`.
 
 Nothing here is imported before it is needed.
 """

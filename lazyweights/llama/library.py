@@ -16,6 +16,7 @@ PINNED_VERSION = "0.3.36"
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # ggml_log_level
 
 log = logging.getLogger("lazyweights.llama")
+log.addHandler(logging.NullHandler())  # a program that sets up no logging sees nothing, warnings neither
 
 _last_errors: list[str] = []
 

@@ -97,6 +97,11 @@ class Model:
         return bool(self._lib.llama_vocab_get_add_bos(self.vocab))
 
     @property
+    def adds_eos(self) -> bool:
+        """Whether the tokenizer ends a text with an end-of-sequence token."""
+        return bool(self._lib.llama_vocab_get_add_eos(self.vocab))
+
+    @property
     def bos(self) -> int:
         return int(self._lib.llama_vocab_bos(self.vocab))
 
@@ -148,11 +153,14 @@ class Context:
         To compute with; 0: all cores.
     callback : callable, optional
         See `EvalCallback`.
+    kv_unified : bool
+        Let all sequences share one cache of `n_ctx` tokens. Otherwise each has a part of its own, attends to no other, and
+        its results do not depend on what else is in a batch.
     """
 
     def __init__(
         self, model: Model, *, n_ctx: int, n_batch: int = 512, n_seq: int = 1, threads: int = 0,
-        callback: EvalCallback | None = None,
+        callback: EvalCallback | None = None, kv_unified: bool = True,
     ) -> None:
         self._lib = lib = library.load()
         self.model = model
@@ -162,7 +170,7 @@ class Context:
         params.n_ubatch = min(n_batch, 512)
         params.n_seq_max = n_seq
         params.n_threads = params.n_threads_batch = thread_count(threads)
-        params.kv_unified = True
+        params.kv_unified = kv_unified
         params.no_perf = True
         self._callback = None
         if callback is not None:
