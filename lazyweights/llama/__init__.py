@@ -2,7 +2,10 @@
 
 - `library`: loads it, or says in one sentence what to install;
 - `memory_file`: a coded file as an anonymous memory file that any program can open;
-- `model`: a loaded model, its tokenizer, and contexts that evaluate tokens.
+- `model`: a loaded model, its tokenizer, and contexts that evaluate tokens;
+- `sampler`, `generation`: text from a model, by llama.cpp's samplers;
+- `python_model`: ``llama_cpp.Llama`` from a coded file;
+- `memory_use`: what all of it takes.
 
 Nothing here is imported before it is needed.
 """
