@@ -187,8 +187,8 @@ def llama_load(result: Result) -> Table:
             ])  # fmt: skip
     runs = max((model["load_seconds"]["plain"]["runs"] for model in result["models"].values()), default=0)
     note = (
-        f"Load: median (min–max) of {runs} loads in a warm process, in turns. Process: from the start of Python to the end of its "
-        f"first load. Memory: MB (10^6 bytes) resident in a process that generates 16 tokens. {provenance(result)}"
+        f"Load: median (min–max) of {runs} loads in a warm process, in turns. Process: from the start of Python to the end of "
+        f"its first load. Memory: MB (10^6 bytes) resident in a process that generates 16 tokens. {provenance(result)}"
     )
     header = ["model", "from", "load, ms", "ratio", "processor<br>ms", "process<br>s", "peak<br>MB", "own<br>MB",
               "of files<br>MB", "memory file<br>MB"]  # fmt: skip

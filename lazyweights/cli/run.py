@@ -257,7 +257,7 @@ def _say_measures(reports: list[dict[str, Any]]) -> None:
     rows = [
         [name, *map(show, reports)]
         for name, show in {
-            "start (imports)": lambda r: _precise(r["start_seconds"]),
+            "start (imports, kernels)": lambda r: _precise(r["start_seconds"]),
             "load": lambda r: _precise(r["load_seconds"]),
             "of it decoding": _decoding,
             "prompt": lambda r: f"{r['n_prompt']} tokens, {_rate(r['prompt_rate'])}",
