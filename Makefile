@@ -32,7 +32,7 @@ LLAMA_LOG := $(VENV)/llama.log
 $(LLAMA): $(VENV)/.installed-test
 	@echo "installing llama-cpp-python, which takes some minutes where it has to be compiled"
 	@$(PY) -m pip install --disable-pip-version-check -e '.[llama]' >$(LLAMA_LOG) 2>&1 \
-	  || echo "llama-cpp-python cannot be built here ($(LLAMA_LOG) has the reason): its tests are skipped; to try again: rm $@"
+	  || echo "llama-cpp-python cannot be installed here ($(LLAMA_LOG) has the reason): its tests are skipped; to try again: rm $@"
 	@touch $@
 
 demo: $(VENV)/.installed-demo
