@@ -26,6 +26,24 @@ time.sleep(60)
 """
 
 
+ON_TERMINAL = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from lazyweights.cli.main import main
+sys.exit(main())
+"""
+COUNT = """
+import signal, sys, time
+got = []
+signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
+print("ready", flush=True)
+while not got:
+    time.sleep(0.01)
+time.sleep(0.5)
+print("got", len(got), flush=True)
+"""
+
+
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
     """The directory for temporary files, empty; it has to be afterwards."""
@@ -130,6 +148,24 @@ def test_signals_reach_the_program(coded, temporary, number):
         out, err = process.communicate(timeout=60)
     assert out == f"got {int(number)}\n".encode()
     assert (process.returncode, err) == (5, b"")
+
+
+def test_terminal_interrupts_the_program_once(coded, temporary):
+    """Ctrl-C goes to all processes in the foreground: passing it on would be once too often."""
+    ours, theirs = os.openpty()
+    argv = ("exec", "-q", coded, "--", sys.executable, "-c", COUNT, "{}")
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    seen = b""
+    with start(*argv, driver=ON_TERMINAL, start_new_session=True, **streams) as process:
+        os.close(theirs)
+        while b"ready" not in seen:
+            seen += os.read(ours, 100)
+        os.write(ours, b"\x03")
+        while b"got" not in seen or not seen.endswith(b"\n"):
+            seen += os.read(ours, 100)
+    os.close(ours)
+    assert process.returncode == 0
+    assert seen.endswith(b"got 1\r\n")
 
 
 def test_standard_streams_are_the_programs(coded, temporary):
