@@ -25,10 +25,20 @@ $(VENV)/.installed-%: pyproject.toml | $(PY)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	touch $@
 
+# llama.cpp is compiled, for minutes, once. Where that fails its tests are skipped, with a reason, and the others run.
+LLAMA := $(VENV)/.tried-llama
+LLAMA_LOG := $(VENV)/llama.log
+
+$(LLAMA): $(VENV)/.installed-test
+	@echo "installing llama-cpp-python, which takes some minutes where it has to be compiled"
+	@$(PY) -m pip install --disable-pip-version-check -e '.[llama]' >$(LLAMA_LOG) 2>&1 \
+	  || echo "llama-cpp-python cannot be installed here ($(LLAMA_LOG) has the reason): its tests are skipped; to try again: rm $@"
+	@touch $@
+
 demo: $(VENV)/.installed-demo
 	$(PY) benchmarks/demo.py
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test $(LLAMA)
 	$(PY) $(MODELS) --optional smollm2 gemma reference-f16 reference-bf16
 	$(PY) -m pytest -rs
 
@@ -38,9 +48,9 @@ lint: $(VENV)/.installed-test
 
 # A peer that is not to be had is left out, and the JSON says so. ZipNN brings PyTorch; `make bench PEERS=` does without it.
 PEERS ?= zipnn
-BENCHMARKS := sizes type_sizes codec_speed random_access memory coders
+BENCHMARKS := sizes type_sizes codec_speed random_access memory coders llama_load
 
-bench: $(VENV)/.installed-test
+bench: $(VENV)/.installed-test $(LLAMA)
 	for peer in $(PEERS); do \
 	  $(PY) -m pip install --quiet --disable-pip-version-check $$peer || echo "$$peer is not to be had: it is left out"; \
 	done

@@ -44,7 +44,7 @@ sys.path.append(str(REPOSITORY))  # tests.make_gguf builds GGUF files; an instal
 QUICK_RESULTS = REPOSITORY / ".cache" / "bench"
 RUNS, QUICK_RUNS = 7, 2
 COPY_BYTES = 1 << 22
-PACKAGES = ("numpy", "numba", "zstandard", "xxhash", "gguf", "libgguf", "zipnn")
+PACKAGES = ("numpy", "numba", "zstandard", "xxhash", "gguf", "libgguf", "zipnn", "llama-cpp-python")
 
 console = Console(stderr=True)
 

@@ -172,6 +172,29 @@ def coders(result: Result) -> Table:
     return Table(header, rows, f"Bits per code symbol, without tables and scales. {provenance(result)}", 2)
 
 
+def llama_load(result: Result) -> Table:
+    """Loading into llama.cpp."""
+    rows = []
+    for model in result["models"].values():
+        for name, label in (("plain", "GGUF"), ("coded", "**coded file**")):
+            load, memory = model["load_seconds"][name], model["memory_bytes"][name]
+            ratio = model["coded_vs_plain"]["ratio_of_medians"]
+            rows.append([
+                model["label"], label, _range({key: 1000 * load[key] for key in ("median", "min", "max")}, 0),
+                f"{ratio:.2f}" if name == "coded" else "1", f"{1000 * model['load_cpu_seconds'][name]['median']:.0f}",
+                f"{model['process_seconds'][name]['median']:.2f}",
+                *(f"{memory[key] / 1e6:.0f}" for key in ("peak", "anonymous", "file", "shared")),
+            ])  # fmt: skip
+    runs = max((model["load_seconds"]["plain"]["runs"] for model in result["models"].values()), default=0)
+    note = (
+        f"Load: median (min–max) of {runs} loads in a warm process, in turns. Process: from the start of Python to the end of "
+        f"its first load. Memory: MB (10^6 bytes) resident in a process that generates 16 tokens. {provenance(result)}"
+    )
+    header = ["model", "from", "load, ms", "ratio", "processor<br>ms", "process<br>s", "peak<br>MB", "own<br>MB",
+              "of files<br>MB", "memory file<br>MB"]  # fmt: skip
+    return Table(header, rows, note, 2)
+
+
 TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "sizes": ("sizes", sizes),
     "types": ("type_sizes", types),
@@ -179,6 +202,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "random_access": ("random_access", random_access),
     "memory": ("memory", memory),
     "coders": ("coders", coders),
+    "llama_load": ("llama_load", llama_load),
 }
 """Name of a table: the benchmark whose JSON it shows, and what builds it."""
 

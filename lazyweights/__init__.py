@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import os
 
+    import llama_cpp
+
     from lazyweights.container.decoder import DecodeResult, VerifyResult
     from lazyweights.container.encoder import EncodeResult
     from lazyweights.container.reader import CodedFile
 
-__all__ = ["__version__", "decode", "encode", "open", "verify"]
+__all__ = ["__version__", "decode", "encode", "load_llama", "open", "verify"]
 
 __version__ = "0.1.0"
 
@@ -131,3 +133,35 @@ def verify(path: str | os.PathLike[str], **options: Any) -> VerifyResult:
     from lazyweights.container.decoder import verify_file
 
     return verify_file(path, **options)
+
+
+def load_llama(path: str | os.PathLike[str], *, use_extra_bufts: bool = False, **options: Any) -> llama_cpp.Llama:
+    """Load a model into llama-cpp-python (``pip install 'lazyweights[llama]'``).
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        A GGUF or a coded file. The latter is decoded into memory, never to a file; the memory is the model's own afterwards and
+        is freed with it.
+    use_extra_bufts : bool
+        Let llama.cpp repack weights for this CPU, as `llama_cpp.Llama` does: quicker on some CPUs, but it takes a copy of them.
+        Else they stay where they have been decoded, or in the mapped GGUF.
+    **options
+        Keyword arguments of `llama_cpp.Llama` other than `model_path`, such as `n_ctx` and `verbose`.
+
+    Returns
+    -------
+    llama_cpp.Llama
+
+    Raises
+    ------
+    BackendUnavailableError
+        If llama-cpp-python is not installed, or `path` is a coded file and the system has no anonymous memory files.
+    FormatError, CodecError
+        If a coded file is damaged.
+    ValueError
+        If llama.cpp cannot load the model (llama-cpp-python raises it).
+    """
+    from lazyweights.llama import python_model
+
+    return python_model.load_llama(path, use_extra_bufts=use_extra_bufts, **options)

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import lazyweights
-from lazyweights.cli import decode, encode, inspect, perplexity, verify
+from lazyweights.cli import decode, encode, execute, inspect, perplexity, run, verify
 from lazyweights.cli.messages import FAILED, INTERRUPTED, PROGRAM, USAGE, UsageError, describe_error, say, say_error
+from lazyweights.cli.options import VerbParser
 
 _SHORT_VERBS = {"-d": "decode", "-t": "verify", "-l": "inspect"}
 
@@ -26,6 +27,8 @@ examples:
   lazyweights encode model.gguf        write model.gguf.lw
   lazyweights decode model.gguf.lw     write model.gguf, byte for byte what it was
   lazyweights inspect model.gguf.lw    sizes and bits per weight, by tensor type
+  lazyweights run model.gguf.lw -p "Once upon a time"
+  lazyweights exec model.gguf.lw -- llama-cli -m {}
 
 -d, -t and -l as the first argument stand for decode, verify and inspect, as in zstd.
 Exit codes: 0 ok, 1 failed or mismatch, 2 usage, 130 interrupted, 143 terminated."""
@@ -41,8 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lazyweights.__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in (encode, decode, verify, inspect, perplexity):
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
+    for module in (encode, decode, verify, inspect, perplexity, run, execute):
         module.add_parser(verbs)
     return parser
 

@@ -3,6 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
+
+
+class VerbParser(argparse.ArgumentParser):
+    """The parser of a verb; where `takes_program` is set, what follows ``--`` goes to `program`, as it is."""
+
+    takes_program = False
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        if not self.takes_program or args is None:
+            return super().parse_known_args(args, namespace)
+        before = list(args)
+        program: list[str] = []
+        if "--" in before:
+            at = before.index("--")
+            before, program = before[:at], before[at + 1 :]
+        found, extras = super().parse_known_args(before, namespace)
+        found.program = program
+        return found, extras
 
 
 def thread_count(text: str) -> int:
@@ -16,9 +36,9 @@ def thread_count(text: str) -> int:
     return count
 
 
-def add_parser(verbs: argparse._SubParsersAction, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
+def add_parser(verbs: argparse._SubParsersAction, name: str, summary: str, examples: str) -> VerbParser:
     """Add the parser of a verb."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
+    parser: VerbParser = verbs.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -48,11 +48,31 @@ class VerifyResult:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """How far `iter_placed` is.
+
+    Attributes
+    ----------
+    n_bytes : int
+        So many bytes, counted from the start, are there.
+    header_bytes : int
+        The first coded tensor starts here, so the GGUF header ends before; the size where no tensor is coded.
+    source_bytes : int
+        Size of the whole.
+    """
+
+    n_bytes: int
+    header_bytes: int
+    source_bytes: int
+
+
+@dataclass(frozen=True)
 class _Job:
     """Neighbouring units that are decoded together: row groups of one or more tensors, or a chunk of verbatim bytes."""
 
     parts: list[Part]
     units: slice  # within the file
+    first_byte: int  # within the source
     n_bytes: int
 
     @property
@@ -64,7 +84,7 @@ def _jobs(layout: Layout) -> Iterator[_Job]:
     """Yield the jobs of a file in order, about RUN_BYTES each: many tensors are smaller than that."""
     first = {i: unit for i, _, unit, _ in layout.spans()}
     parts: list[Part] = []
-    start = stop = n_bytes = 0
+    start = stop = first_byte = n_bytes = 0
     for run in runs(layout.head.spans, RUN_BYTES):
         span = layout.head.spans[run.span]
         n_units = -(-run.rows // TILE_ROWS) if run.rows else 1
@@ -76,7 +96,8 @@ def _jobs(layout: Layout) -> Iterator[_Job]:
             and _table_set(span) == _table_set(parts[0].span)
         )
         if parts and not joins:
-            yield _Job(parts, slice(start, stop), n_bytes)
+            yield _Job(parts, slice(start, stop), first_byte, n_bytes)
+            first_byte += n_bytes
             parts, n_bytes = [], 0
         if not parts:
             start = first[run.span] + run.unit
@@ -84,7 +105,7 @@ def _jobs(layout: Layout) -> Iterator[_Job]:
         stop = first[run.span] + run.unit + n_units
         n_bytes += run.n_bytes
     if parts:
-        yield _Job(parts, slice(start, stop), n_bytes)
+        yield _Job(parts, slice(start, stop), first_byte, n_bytes)
 
 
 def _table_set(span: CodedSpan) -> int:
@@ -160,37 +181,47 @@ def read_layout(file: BinaryIO, actual_size: int | None) -> Layout:
     return coded_file.unpack_layout(header, head, table)
 
 
-def _decode_units(
-    layout: Layout, fd: int, threads: int, path: str
-) -> Iterator[tuple[_Job, bytes | memoryview | np.ndarray]]:
-    """Yield the decoded jobs of an open file in order; the data of one is valid until the next is asked for."""
-    offsets = layout.offsets()
-    tables = [Tables(table_set) for table_set in layout.head.table_sets]
-    inputs, outputs = BufferPool(), BufferPool()
+class _Worker:
+    """Decodes the jobs of an open file. Thread-safe."""
 
-    def decode(job: _Job) -> tuple[_Job, bytes | memoryview | np.ndarray]:
-        base = int(offsets[job.units.start])
-        end = int(offsets[job.units.stop])
-        buffer = inputs.take(end - base + 4 * READ_AHEAD_WORDS)
+    def __init__(self, layout: Layout, fd: int, path: str) -> None:
+        self._layout, self._fd, self._path = layout, fd, path
+        self._offsets = layout.offsets()
+        self._tables = [Tables(table_set) for table_set in layout.head.table_sets]
+        self._inputs, self._outputs = BufferPool(), BufferPool()
+
+    def decode(self, job: _Job) -> bytes | np.ndarray:
+        """Return the bytes of a job, valid until they are given back with `release`."""
+        base = int(self._offsets[job.units.start])
+        end = int(self._offsets[job.units.stop])
+        buffer = self._inputs.take(end - base + 4 * READ_AHEAD_WORDS)
         words = buffer.view(np.uint32)
         target = memoryview(words).cast("B")
         done = 0
         while done < end - base:
-            n = os.preadv(fd, [target[done : end - base]], base + done)
+            n = os.preadv(self._fd, [target[done : end - base]], base + done)
             if n == 0:
-                raise TruncatedError("the file became shorter while it was read", path=path)
+                raise TruncatedError("the file became shorter while it was read", path=self._path)
             done += n
         words[(end - base) // 4 :] = 0
-        data = decode_job(job, layout, offsets, base, words, tables, outputs)
+        data = decode_job(job, self._layout, self._offsets, base, words, self._tables, self._outputs)
         if isinstance(data, memoryview):  # still in the input buffer
             data = bytes(data)
-        inputs.give(buffer)
-        return job, data
+        self._inputs.give(buffer)
+        return data
 
-    for job, data in ordered_map(decode, _jobs(layout), threads):
-        yield job, data
+    def release(self, data: bytes | np.ndarray) -> None:
         if isinstance(data, np.ndarray):
-            outputs.give(data)
+            self._outputs.give(data)
+
+
+def _decode_units(layout: Layout, fd: int, threads: int, path: str) -> Iterator[tuple[_Job, bytes | np.ndarray]]:
+    """Yield the decoded jobs of an open file in order; the data of one is valid until the next is asked for."""
+    worker = _Worker(layout, fd, path)
+    jobs = _jobs(layout)
+    for job, data in ordered_map(lambda job: (job, worker.decode(job)), jobs, threads):
+        yield job, data
+        worker.release(data)
 
 
 def iter_decoded(
@@ -222,6 +253,101 @@ def iter_decoded(
     except LazyWeightsError as error:
         error.path = error.path or path
         raise
+
+
+def iter_placed(
+    source: str | os.PathLike[str], sink: int, *, threads: int = 0, progress: ProgressCallback | None = None
+) -> Generator[Placed, None, None]:
+    """Decode a coded file into an open file, each part at its place by the thread that decoded it.
+
+    Quicker than writing what `iter_decoded` yields: a part is copied by its thread while it is in that core's cache, and
+    no thread waits for another.
+
+    Parameters
+    ----------
+    source : str or os.PathLike
+        A coded file.
+    sink : int
+        Descriptor of an empty file that can be written at any place.
+    threads, progress
+        As for `iter_decoded`.
+
+    Yields
+    ------
+    Placed
+        The first time nothing is there, the last time all of it.
+
+    Raises
+    ------
+    FormatError, CodecError
+        If the source is not a coded file or is damaged.
+    LazyWeightsError
+        If a file cannot be read or written.
+    """
+    path = os.fspath(source)
+    try:
+        with open(path, "rb") as file:
+            layout = read_layout(file, os.fstat(file.fileno()).st_size)
+            size = layout.source_size
+            header_bytes = next((offset for _, span, _, offset in layout.spans() if span.is_coded), size)
+            yield Placed(0, header_bytes, size)
+            worker = _Worker(layout, file.fileno(), path)
+
+            def place(job: _Job) -> _Job:
+                data = worker.decode(job)
+                _write_at(sink, data, job.first_byte)
+                worker.release(data)
+                return job
+
+            for job in ordered_map(place, _jobs(layout), thread_count(threads)):
+                done = job.first_byte + job.n_bytes
+                if progress:
+                    progress(Progress(done, size, 0, "decode", job.span.name))
+                yield Placed(done, header_bytes, size)
+    except OSError as error:
+        raise LazyWeightsError(f"cannot read: {error.strerror}", path=path) from error
+    except LazyWeightsError as error:
+        error.path = error.path or path
+        raise
+
+
+def load_kernels(source: str | os.PathLike[str]) -> None:
+    """Decode the first part of each tensor type of a coded file, so that the compiled kernels are there.
+
+    Raises
+    ------
+    FormatError, CodecError
+        If the source is not a coded file, or what is decoded is damaged.
+    LazyWeightsError
+        If the file cannot be read.
+    """
+    path = os.fspath(source)
+    try:
+        with open(path, "rb") as file:
+            layout = read_layout(file, os.fstat(file.fileno()).st_size)
+            worker = _Worker(layout, file.fileno(), path)
+            seen: set[tuple[int, int]] = set()
+            for job in _jobs(layout):
+                plan = job.span.plan
+                kind = (job.span.type_id, plan.coder) if plan else (-1, -1)
+                if kind not in seen:
+                    worker.release(worker.decode(job))
+                seen.add(kind)
+    except OSError as error:
+        raise LazyWeightsError(f"cannot read: {error.strerror}", path=path) from error
+    except LazyWeightsError as error:
+        error.path = error.path or path
+        raise
+
+
+def _write_at(fd: int, data: bytes | np.ndarray, offset: int) -> None:
+    left = memoryview(data)
+    try:
+        while left:
+            n = os.pwrite(fd, left, offset)
+            left, offset = left[n:], offset + n
+    except OSError as error:
+        raise LazyWeightsError(f"no room for what is decoded: {error.strerror}") from error
 
 
 def decode_file(

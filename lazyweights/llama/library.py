@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -22,8 +24,8 @@ _last_errors: list[str] = []
 
 
 @functools.cache
-def load() -> ModuleType:
-    """Return the module ``llama_cpp.llama_cpp`` (the plain bindings), with llama.cpp's backend started.
+def package() -> ModuleType:
+    """Return the module ``llama_cpp``, as it is when somebody else imports it.
 
     Raises
     ------
@@ -32,7 +34,6 @@ def load() -> ModuleType:
     """
     try:
         import llama_cpp
-        from llama_cpp import llama_cpp as bindings
     except ImportError as error:
         raise BackendUnavailableError(
             "this needs llama.cpp: pip install 'lazyweights[llama]' (it is compiled, which takes some minutes)"
@@ -42,6 +43,19 @@ def load() -> ModuleType:
             "this needs another version of llama-cpp-python: pip install 'lazyweights[llama]'",
             expected=PINNED_VERSION, found=llama_cpp.__version__,
         )
+    return llama_cpp
+
+
+@functools.cache
+def load() -> ModuleType:
+    """Return the module ``llama_cpp.llama_cpp`` (the plain bindings), with llama.cpp's backend started and its log redirected.
+
+    Raises
+    ------
+    BackendUnavailableError
+        As `package`.
+    """
+    bindings: ModuleType = package().llama_cpp
     bindings.llama_log_set(_log_callback(bindings), ctypes.c_void_p(0))
     bindings.llama_backend_init()
     return bindings
@@ -63,6 +77,25 @@ def _log_callback(bindings: ModuleType) -> Any:
             log.log(number, "%s", message)
 
     return write
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Drop llama.cpp's log while the body runs, errors too, unless somebody listens to the logger.
+
+    Loading a model logs a thousand lines, and each takes Python's lock, for which it waits where other threads decode.
+    """
+    bindings = load()
+    if log.isEnabledFor(logging.INFO):
+        yield
+        return
+    # Any C function without arguments and effects will do: whoever calls passes arguments in registers and clears up itself.
+    nothing = ctypes.cast(bindings._lib.llama_max_devices, bindings.llama_log_callback)
+    bindings.llama_log_set(nothing, ctypes.c_void_p(0))
+    try:
+        yield
+    finally:
+        bindings.llama_log_set(_log_callback(bindings), ctypes.c_void_p(0))
 
 
 def take_last_errors() -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from lazyweights.container.decoder import iter_decoded
+from lazyweights.container.decoder import iter_placed, load_kernels
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.jobs import ProgressCallback
 from lazyweights.errors import BackendUnavailableError, LazyWeightsError
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModelPath:
     """A path at which a GGUF can be read.
 
@@ -29,7 +30,7 @@ class ModelPath:
     n_bytes : int
         Bytes of the GGUF.
     seconds : float
-        Time to decode it, 0 where nothing was decoded.
+        Time to decode it; 0 where nothing was decoded, or as long as it goes on.
     fd : int
         Descriptor of the memory file, -1 where there is none.
     """
@@ -57,13 +58,37 @@ def is_coded_file(path: str | os.PathLike[str]) -> bool:
         raise LazyWeightsError(f"cannot read: {error.strerror}", path=os.fspath(path)) from error
 
 
+def prepare(source: str | os.PathLike[str]) -> None:
+    """Load what decoding `source` will need (compiled kernels), for those who measure times; nothing where it is a GGUF.
+
+    Raises
+    ------
+    FormatError, CodecError
+        If a coded file is damaged where this looks at it.
+    """
+    if is_coded_file(source):
+        load_kernels(source)
+
+
 @contextmanager
 def model_path(
-    source: str | os.PathLike[str], *, threads: int = 0, progress: ProgressCallback | None = None
+    source: str | os.PathLike[str], *, threads: int = 0, progress: ProgressCallback | None = None, whole: bool = True
 ) -> Iterator[ModelPath]:
     """Yield a path at which the GGUF of `source`, a GGUF or a coded file, can be read while the body runs.
 
     What has opened or mapped the path by then can go on using it.
+
+    Parameters
+    ----------
+    source : str or os.PathLike
+    threads : int
+        To decode with; 0: all cores.
+    progress : callable, optional
+        Told how far decoding is, from another thread.
+    whole : bool
+        False: run the body as soon as the GGUF header is there, checked. The tensors follow in the background, and are all
+        there, checked, when this context has been left without an error; until then they may read as zeros. For a reader that
+        maps the file and does not look at the tensors yet.
 
     Raises
     ------
@@ -71,24 +96,88 @@ def model_path(
         If a coded file is damaged.
     BackendUnavailableError
         If the system has no anonymous memory files (only Linux has them).
+    LazyWeightsError
+        If a file cannot be read, or memory is short.
     """
     name = os.fspath(source)
     if not is_coded_file(name):
         yield ModelPath(name, name, False, os.stat(name).st_size)
         return
     if not hasattr(os, "memfd_create"):
-        raise BackendUnavailableError("this system has no anonymous memory files: decode the file first", path=name)
-    started = time.monotonic()
-    fd = os.memfd_create("lazyweights", os.MFD_CLOEXEC)
+        raise BackendUnavailableError(
+            "this system has no anonymous memory files (only Linux has): decode the file with `lazyweights decode`, and use "
+            "what that writes", path=name
+        )
     try:
-        n_bytes = 0
-        for part in iter_decoded(name, threads=threads, progress=progress):
-            left = part
-            while left:
-                left = left[os.write(fd, left) :]
-            n_bytes += len(part)
-        yield ModelPath(f"/proc/{os.getpid()}/fd/{fd}", name, True, n_bytes, time.monotonic() - started, fd)
+        fd = os.memfd_create("lazyweights", os.MFD_CLOEXEC)
     except OSError as error:
         raise LazyWeightsError(f"no memory for the decoded model: {error.strerror}", path=name) from error
+    try:
+        os.fchmod(fd, 0o400)  # what opens the path reads; this descriptor writes all the same
+        filler = _Filler(name, fd, threads, progress)
+        try:
+            filler.wait_for_header()
+            found = ModelPath(f"/proc/{os.getpid()}/fd/{fd}", name, True, filler.n_bytes, 0.0, fd)
+            if whole:
+                found.seconds = filler.wait()
+            yield found
+            found.seconds = filler.wait()
+        finally:
+            filler.stop()
     finally:
         os.close(fd)
+
+
+class _Filler:
+    """Decodes a coded file into a memory file in a thread of its own.
+
+    Attributes
+    ----------
+    n_bytes : int
+        Size of the GGUF, known once the header is there.
+    """
+
+    def __init__(self, source: str, fd: int, threads: int, progress: ProgressCallback | None) -> None:
+        self.n_bytes = 0
+        self._seconds = 0.0
+        self._error: BaseException | None = None
+        self._header_is_there = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._fill, args=(source, fd, threads, progress), name="lazyweights-fill")
+        self._thread.start()
+
+    def _fill(self, source: str, fd: int, threads: int, progress: ProgressCallback | None) -> None:
+        started = time.monotonic()
+        try:
+            with closing(iter_placed(source, fd, threads=threads, progress=progress)) as parts:
+                for placed in parts:
+                    if placed.n_bytes == 0:
+                        self.n_bytes = placed.source_bytes
+                        os.ftruncate(fd, placed.source_bytes)
+                    elif placed.n_bytes >= placed.header_bytes:
+                        self._header_is_there.set()
+                    if self._stopping:
+                        return
+        except BaseException as error:  # of this thread: `wait` raises it in the one that asks
+            self._error = error
+        finally:
+            self._seconds = time.monotonic() - started
+            self._header_is_there.set()
+
+    def wait_for_header(self) -> None:
+        """Wait until the GGUF header is in the memory file; raise what went wrong."""
+        self._header_is_there.wait()
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> float:
+        """Wait until all is in the memory file; return the seconds it took, or raise what went wrong."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._seconds
+
+    def stop(self) -> None:
+        """Decode no further, and wait for the thread to end."""
+        self._stopping = True
+        self._thread.join()

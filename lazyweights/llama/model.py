@@ -41,6 +41,8 @@ class Model:
 
     Raises
     ------
+    FormatError, CodecError
+        If a coded file is damaged.
     LazyWeightsError
         If llama.cpp cannot load it; the message has llama.cpp's reason.
     """
@@ -58,12 +60,20 @@ class Model:
         # a callback sees the file's types, and AMX, which some virtual machines offer without allowing it, is not used.
         params.use_extra_bufts = False
         library.take_last_errors()
-        with model_path(path, threads=threads, progress=progress) as source:
-            self.source: ModelPath = source
-            self._handle = lib.llama_model_load_from_file(os.fsencode(source.path), params)
-        if not self._handle:
-            reason = library.take_last_errors() or "it gave no reason"
-            raise LazyWeightsError(f"llama.cpp cannot load this model: {reason}", path=source.source)
+        try:
+            # Loading reads the header and maps the tensors, without a look at them: they may be decoded meanwhile.
+            with model_path(path, threads=threads, progress=progress, whole=False) as source:
+                self.source: ModelPath = source
+                with library.unlogged():
+                    self._handle = lib.llama_model_load_from_file(os.fsencode(source.path), params)
+                if not self._handle:  # once more, to hear why
+                    self._handle = lib.llama_model_load_from_file(os.fsencode(source.path), params)
+                if not self._handle:
+                    reason = library.take_last_errors() or "it gave no reason"
+                    raise LazyWeightsError(f"llama.cpp cannot load this model: {reason}", path=source.source)
+        except BaseException:
+            self.close()
+            raise
         self.vocab = lib.llama_model_get_vocab(self._handle)
 
     def __enter__(self) -> Model:
@@ -200,6 +210,11 @@ class Context:
     @property
     def handle(self) -> Any:
         return self._handle
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of all sequences together that there is room for."""
+        return int(self._lib.llama_n_ctx(self._handle))
 
     def clear(self) -> None:
         """Forget all sequences."""

@@ -12,7 +12,7 @@ import lazyweights
 from lazyweights.cli import encode
 from tests.cli.conftest import REPOSITORY, environment, run_process, start
 
-VERBS = ("encode", "decode", "verify", "inspect")
+VERBS = ("encode", "decode", "verify", "inspect", "run", "exec")
 
 
 def test_version_is_that_of_the_project(lw):
@@ -52,6 +52,13 @@ def test_help_has_examples(lw, verb):
         ("inspect", "-"),
         ("inspect", "--json", "--markdown", "m.gguf"),
         ("inspect", "--json-array", "--hash", "m.gguf"),
+        ("run", "m.gguf"),
+        ("run", "m.gguf", "-p", "x", "-f", "y"),
+        ("run", "m.gguf", "-p", "x", "--seed", "-2"),
+        ("run", "m.gguf", "-p", "x", "-c", "-1"),
+        ("run", "m.gguf", "-p", "x", "--repeat-penalty", "0"),
+        ("exec", "m.gguf"),
+        ("exec", "m.gguf", "--", "ls"),
     ],
 )
 def test_usage_errors(lw, argv, tmp_path, monkeypatch):
@@ -78,7 +85,7 @@ def test_python_m_lazyweights_help_is_quick_to_load():
     )
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert "lazyweights" in loaded
-    assert not loaded & {"numpy", "numba", "rich", "zstandard", "xxhash", "gguf"}
+    assert not loaded & {"numpy", "numba", "rich", "zstandard", "xxhash", "gguf", "llama_cpp"}
     assert done.stdout.startswith("usage: lazyweights")
 
 

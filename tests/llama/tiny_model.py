@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 
 N_EMBEDDING, N_FEED_FORWARD, N_LAYERS, N_HEADS, N_KV_HEADS, N_CONTEXT = 64, 96, 2, 4, 2, 256
-PIECES = "e t a o i n s r h l d u c m w f g y p b th he in er an re on at en nd the ing and".split()
+PIECES = "e t a o i n s r h l d u c m w f g y p b th he in er an re on at en nd the ing and".split()  # noqa: SIM905
 N_VOCAB = 3 + 256 + 2 * len(PIECES)
 
 
