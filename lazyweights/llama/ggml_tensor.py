@@ -49,7 +49,7 @@ class _InitParams(ctypes.Structure):
     _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
-_NUMPY = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), I32: np.dtype(np.int32)}
+_NUMPY: dict[int, np.dtype[Any]] = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), I32: np.dtype(np.int32)}
 _DTYPE_NAMES = "F32, F16 and I32"
 
 

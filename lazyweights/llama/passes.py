@@ -183,7 +183,7 @@ def capture(
             with AtomicFile(output, force, model_path) as file:
                 writer = HessianWriter(file, info, groups, dtype)
                 for part, sums in run.parts():
-                    writer.write(part.group.leader, part.first, sums.finish(), sums.n_rows, sums.n_dropped)
+                    writer.write(part.group.leader, part.first, sums.values, sums.n_rows, sums.n_dropped)
         else:
             hessians = run.in_memory(info)
             imatrix.write_imatrix(output, hessians, imatrix_format, process_output=process_output, force=force)
@@ -227,7 +227,10 @@ class _Run:
     def parts(self) -> Iterator[tuple[Part, Accumulator]]:
         """Yield each part once its pass is done; a part is free for reuse when the next one is asked for."""
         for number, parts in enumerate(self._passes):
-            sums = {p.group.leader: accumulators.make(self._kind, p.group.n_columns, p.first, p.stop, self._n_samples) for p in parts}
+            sums = {
+                part.group.leader: accumulators.make(self._kind, part.group.n_columns, part.first, part.stop, self._n_samples)
+                for part in parts
+            }
             self.peak_bytes = max(self.peak_bytes, sum(s.values.nbytes for s in sums.values()))
             self._evaluate(sums, number)
             for part in parts:
@@ -243,7 +246,7 @@ class _Run:
         values = {key: np.zeros((n[key], *shapes[key])) for key in n}
         rows, dropped = ({key: np.zeros(n[key], np.int64) for key in n} for _ in range(2))
         for part, sums in self.parts():
-            for target, found in ((values, sums.finish()), (rows, sums.n_rows), (dropped, sums.n_dropped)):
+            for target, found in ((values, sums.values), (rows, sums.n_rows), (dropped, sums.n_dropped)):
                 target[part.group.leader][part.first : part.stop] = found
         return Hessians(info, self._groups, values, rows, dropped)
 
