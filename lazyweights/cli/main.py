@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import lazyweights
-from lazyweights.cli import decode, encode, inspect, verify
+from lazyweights.cli import capture, decode, encode, inspect, stock_quantize, verify
 from lazyweights.cli.messages import FAILED, INTERRUPTED, PROGRAM, USAGE, UsageError, describe_error, say, say_error
 
 _SHORT_VERBS = {"-d": "decode", "-t": "verify", "-l": "inspect"}
@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lazyweights.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in (encode, decode, verify, inspect):
+    for module in (encode, decode, verify, inspect, capture, stock_quantize):
         module.add_parser(verbs)
     return parser
 

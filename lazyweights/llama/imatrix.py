@@ -54,7 +54,8 @@ def is_imatrix(path: str | os.PathLike[str]) -> bool:
         head = file.read(9)
     if head.startswith(GGUF_MAGIC):
         return True
-    return not (head[8:] == b"{" and int.from_bytes(head[:8], "little") <= os.path.getsize(path))
+    # In the legacy format bytes 4 to 7 are the length of a name; in the other one the upper half of a small number.
+    return not (head[8:] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32)
 
 
 def read_imatrix(path: str | os.PathLike[str], chunk_size: int = DEFAULT_CHUNK_SIZE) -> Hessians:
@@ -191,7 +192,7 @@ def write_imatrix(
             file.write(part)
 
 
-def imatrix_entries(hessians: Hessians, *, process_output: bool = True) -> list[Entry]:
+def imatrix_entries(hessians: Hessians, *, process_output: bool) -> list[Entry]:
     """Return what an imatrix says of each weight, sorted by name; weights that no row came to are left out."""
     entries = []
     for group in hessians.groups:
