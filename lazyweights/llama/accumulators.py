@@ -11,6 +11,7 @@ smallest eigenvalues of -1e-8 of the largest).
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -20,6 +21,12 @@ SECTIONS = {"hessian": "hessian", "diagonal": "squares", "samples": "samples"}
 """Under which name the file has the values of a kind."""
 
 SEED = 20_480_512
+
+
+@functools.lru_cache(maxsize=2)
+def _scratch(n: int) -> np.ndarray:
+    """A matrix to multiply into, kept: fresh memory costs a page fault every 4 KiB, and models have few sizes."""
+    return np.empty((n, n))
 
 
 class Accumulator:
@@ -95,7 +102,9 @@ class HessianSums(Accumulator):
 
     def _add(self, slot: int, rows: np.ndarray) -> None:
         wide = rows.astype(np.float64)
-        self.values[slot] += wide.T @ wide  # numpy sees A^T A: half the work, and a symmetric result
+        product = _scratch(self.n_columns)
+        np.matmul(wide.T, wide, out=product)  # numpy sees A^T A: half the work, and a symmetric result
+        self.values[slot] += product
 
 
 class RowSamples(Accumulator):
