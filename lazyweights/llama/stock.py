@@ -163,7 +163,10 @@ def _run(order: dict[str, object], progress: Callable[[int, int, str], None] | N
             process.stdin.flush()  # stays open: the process ends itself when this one is gone
             for line in process.stdout:
                 reply = json.loads(line)
-                found = _TENSOR_LINE.search(str(reply.get("log", "")))
+                message = str(reply.get("log", ""))
+                if message.strip(". "):
+                    library.log.info("%s", message)
+                found = _TENSOR_LINE.search(message)
                 if found and progress is not None:
                     progress(int(found[1]) - 1, int(found[2]), found[3])
         except BaseException:

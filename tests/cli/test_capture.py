@@ -64,6 +64,13 @@ def test_suffix_chooses_an_imatrix(lw: Run, tiny: Path, name: str, kind: str) ->
     )
 
 
+def test_verbose_shows_what_llama_cpp_says(tiny: Path) -> None:
+    outcome = run_process("stock-quantize", "-v", tiny, tiny.with_name("q.gguf"), "Q8_0")
+    assert outcome.code == 0
+    assert "blk.0.attn_q.weight" in outcome.stderr
+    assert "converting to q8_0" in outcome.stderr
+
+
 def test_quiet_says_nothing(lw: Run, tiny: Path) -> None:
     text = tiny.with_name("text.txt")
     assert lw("capture", "-q", tiny, "-f", text, "-o", tiny.with_name("i.gguf"), "-c", 64) == Outcome(0, b"", "")

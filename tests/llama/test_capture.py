@@ -120,6 +120,24 @@ def test_values_follow_strides(monkeypatch: pytest.MonkeyPatch) -> None:
         tensors.values(node)
 
 
+def test_matrices_of_a_weight_get_their_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = Tensors()
+    monkeypatch.setattr(tensors, "_is_host", lambda buffer: True)
+    rows = np.random.default_rng(2).standard_normal((2, 4, 5, 8)).astype(np.float32)[..., ::2]  # 4 heads for 2 matrices
+    weight = GgmlTensor(name=b"blk.0.attn_k_b.weight", ne=(4, 3, 2, 1))
+    node = GgmlTensor(type=ggml_tensor.F32, buffer=1, data=rows.ctypes.data, ne=(4, 5, 4, 2), nb=rows.strides[::-1])
+    group = capture.InputGroup(("blk.0.attn_k_b.weight",), 4, 2, False)
+    sums = accumulators.make("hessian", 4, 0, 2, 0)
+    collector = capture.Collector(tensors, [group], {group.leader: sums})
+    collector.start_batch(5)
+    assert collector.take(capture._Product(group.leader, (1, 0), False, weight, node, None))
+    collector.end_batch()
+    assert sums.n_rows.tolist() == [20, 20]
+    for matrix in range(2):
+        own = rows[:, 2 * matrix : 2 * matrix + 2].reshape(-1, 4).astype(np.float64)
+        np.testing.assert_allclose(sums.values[matrix], own.T @ own, rtol=1e-13)
+
+
 # Hessians.
 
 
@@ -341,3 +359,31 @@ def test_outputs_and_texts_are_checked(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         passes.capture(folder / "tiny.gguf", folder / "text.txt", tmp_path / "out", n_ctx=64, progress=stop)
     assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
+
+
+# A real model.
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SMOLLM2 = REPOSITORY / ".cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.mark.real
+def test_real_model(tmp_path: Path) -> None:
+    if not SMOLLM2.is_file():
+        pytest.skip(f"{SMOLLM2.name} is not in .cache/models; `make test` fetches it")
+    text = REPOSITORY / "docs" / "format.md"
+    for output, options in (("h", {"max_memory": 600_000_000}), ("i.gguf", {"kind": "diagonal", "imatrix_format": "gguf"})):
+        result = passes.capture(SMOLLM2, text, tmp_path / output, n_chunks=2, n_ctx=256, **options)  # type: ignore[arg-type]
+        assert result.n_passes == (2 if output == "h" else 1)
+        assert (len(result.groups), result.n_dropped, result.info.n_tokens) == (121, 0, 512)
+    hessians, imatrix = Hessians.load(tmp_path / "h"), Hessians.load(tmp_path / "i.gguf")
+    assert len(hessians) == 211
+    assert set(hessians) - set(imatrix) == {"token_embd.weight"}
+    for name in imatrix:
+        assert hessians.n_rows(name) == imatrix.n_rows(name) == 512
+        np.testing.assert_allclose(imatrix[name], hessians.diagonal(name), rtol=3e-7)
+    for name in ("blk.0.attn_q.weight", "blk.29.ffn_up.weight", "token_embd.weight"):
+        values = hessians[name]
+        assert np.array_equal(values, values.T)
+        eigenvalues = np.linalg.eigvalsh(values)
+        assert eigenvalues[0] >= -1e-13 * eigenvalues[-1]
