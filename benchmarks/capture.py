@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/capture.py [--quick]
 
-Each command is a process of its own that computes with one thread, as what else runs then disturbs it least. Its peak is the
-largest resident set that the kernel saw (`ru_maxrss`), with the pages of the model that it maps. The text is WikiText-2's
-validation split, 32 chunks of 512 tokens (--quick: 2). Verified: Hessians are symmetric to the bit and have no eigenvalue below
--1e-12 of the largest, their diagonals equal the squares of the imatrix run, and several passes give the same bits as one.
+Each command is a process of its own, with all cores. Its peak is the largest resident set that the kernel saw (`ru_maxrss`), with
+the pages of the model that it maps. The text is WikiText-2's validation split, 32 chunks of 512 tokens (--quick: 2). Verified:
+Hessians are symmetric to the bit and have no eigenvalue below -1e-12 of the largest, their diagonals equal the squares of the
+imatrix run, and several passes give the same values as one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def require(is_so: bool, what: str) -> None:
 
 def measure(rows: list[Row], what: str, command: Sequence[str | os.PathLike[str]], output: Path, **facts: object) -> None:
     """Run a command and append its row."""
-    megabytes, seconds = peak([*command, "-T1"], {"OPENBLAS_NUM_THREADS": "1"})
+    megabytes, seconds = peak(command)
     rows.append({"what": what, **facts, "seconds": round(seconds, 1), "peak_mb": round(megabytes, 1),
                  "output_bytes": output.stat().st_size})  # fmt: skip
     console.print(f"{what}: {seconds:.1f} s, {megabytes:.0f} MB")

@@ -178,7 +178,7 @@ def capture(result: Result) -> Table:
         [row["what"], f"{row['n_tokens']:,}", f"{row['seconds']:.0f}", f"{row['peak_mb']:,.0f}", megabytes(row["output_bytes"])]
         for row in result["rows"]
     ]
-    note = f"{result['files'][0]['label']} model, one thread, MB are 10^6 bytes. {result['llama_cpp']}; {provenance(result)}"
+    note = f"{result['files'][0]['label']} model, all cores, MB are 10^6 bytes. {result['llama_cpp']}; {provenance(result)}"
     return Table(["run", "tokens", "seconds", "peak resident MB", "output MB"], rows, note)
 
 
@@ -200,7 +200,7 @@ def stock(result: Result) -> Table:
         [row["what"], megabytes(row["output_bytes"]), f"{row['bpw']:.3f}", f"{row['seconds']:.1f}", f"{row['peak_mb']:,.0f}"]
         for row in result["stock"]
     ]
-    note = f"{result['files'][0]['label']} model with an imatrix, one thread. {result['llama_cpp']}; {provenance(result)}"
+    note = f"{result['files'][0]['label']} model with an imatrix, all cores. {result['llama_cpp']}; {provenance(result)}"
     return Table(["type", "MB", "bits per weight", "seconds", "peak resident MB"], rows, note)
 
 
