@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import gguf
@@ -342,6 +343,16 @@ def test_sums_do_not_lose_small_rows_among_large_ones() -> None:
         sums.add(0, np.array([[1e-3, 1e-3]], np.float32))
     small = float(np.float32(1e-3))
     np.testing.assert_allclose(sums.values[0, 1], [float(np.float32(1e18)), 1 + 100 * small**2], rtol=1e-13)
+
+
+def test_environment_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before in ("ACTIVE", None):
+        if before is None:
+            monkeypatch.delenv(passes.WAIT_POLICY)
+        else:
+            monkeypatch.setenv(passes.WAIT_POLICY, before)
+        passes._load_passive()
+        assert os.environ.get(passes.WAIT_POLICY) == before
 
 
 def test_outputs_and_texts_are_checked(folder: Path, tmp_path: Path) -> None:
