@@ -195,7 +195,42 @@ def llama_load(result: Result) -> Table:
     return Table(header, rows, note, 2)
 
 
+def capture(result: Result) -> Table:
+    """Capture runs."""
+    rows = [
+        [row["what"], f"{row['n_tokens']:,}", f"{row['seconds']:.0f}", f"{row['peak_mb']:,.0f}", megabytes(row["output_bytes"])]
+        for row in result["rows"]
+    ]
+    note = f"{result['files'][0]['label']} model, all cores, MB are 10^6 bytes. {result['llama_cpp']}; {provenance(result)}"
+    return Table(["run", "tokens", "seconds", "peak resident MB", "output MB"], rows, note)
+
+
+def hessians(result: Result) -> Table:
+    """What captured Hessians are like."""
+    rows = [
+        [f"`{row['weight']}`", str(row["n"]), f"{row['rows']:,}", f"{row['largest']:.3g}", f"{row['least_to_largest']:.1e}",
+         f"{row['diagonal_error']:.1e}"]
+        for row in result["hessians"]
+    ]  # fmt: skip
+    header = ["weight", "columns", "rows", "largest eigenvalue", "smallest ÷ largest", "diagonal against imatrix"]
+    note = "Last column: largest relative difference; an imatrix file has float32 values. " + provenance(result)
+    return Table(header, rows, note)
+
+
+def stock(result: Result) -> Table:
+    """Stock formats."""
+    rows = [
+        [row["what"], megabytes(row["output_bytes"]), f"{row['bpw']:.3f}", f"{row['seconds']:.1f}", f"{row['peak_mb']:,.0f}"]
+        for row in result["stock"]
+    ]
+    note = f"{result['files'][0]['label']} model with an imatrix, all cores. {result['llama_cpp']}; {provenance(result)}"
+    return Table(["type", "MB", "bits per weight", "seconds", "peak resident MB"], rows, note)
+
+
 TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
+    "capture": ("capture", capture),
+    "hessians": ("capture", hessians),
+    "stock": ("capture", stock),
     "sizes": ("sizes", sizes),
     "types": ("type_sizes", types),
     "speed": ("codec_speed", speed),

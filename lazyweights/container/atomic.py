@@ -134,6 +134,13 @@ class AtomicFile:
         self._part: str | None = None
         self._file: io.BufferedRandom | None = None
 
+    @property
+    def part_path(self) -> str:
+        """Path of the temporary file, for code that writes a file by its path; only inside the ``with``."""
+        if self._part is None:
+            raise ValueError("the file is not open")
+        return self._part
+
     def __enter__(self) -> BinaryIO:
         check_output(self.path, self.force, self.source)
         folder, name = os.path.split(self.path)
