@@ -46,6 +46,15 @@ def load_seconds(path: Path) -> tuple[float, float]:
     return done
 
 
+def busy_seconds() -> float:
+    """Processor time that the whole machine has used; 0 where it does not tell."""
+    try:
+        user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    except (OSError, ValueError):
+        return 0.0
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
 def take_turns(paths: dict[str, Path], runs: int) -> dict[str, Seconds]:
     """Load each file `runs` times after a warm-up, in turns, every other round in the opposite order."""
     timings = {name: Seconds([], []) for name in paths}
@@ -89,7 +98,9 @@ def measure(model: Model, folder: Path, runs: int) -> dict[str, Any]:
     with model_path(coded) as memory:
         verify(Path(memory.path).read_bytes() == model.path.read_bytes(), f"{model.label} in the memory file")
     paths = {"plain": model.path, "coded": coded}
+    busy, own, start = busy_seconds(), time.process_time(), time.perf_counter()
     timings = take_turns(paths, runs)
+    others = (busy_seconds() - busy - (time.process_time() - own)) / (time.perf_counter() - start)
     decoding = decode_seconds(coded, runs)
     processes: dict[str, list[float]] = {name: [] for name in paths}
     for run in range(runs):
@@ -98,12 +109,14 @@ def measure(model: Model, folder: Path, runs: int) -> dict[str, Any]:
     reports = {name: generate(path) for name, path in paths.items()}
     verify(reports["plain"]["tokens"] == reports["coded"]["tokens"], f"tokens of {model.label}")
     ratio = compare(timings["plain"], timings["coded"])
-    console.print(f"{model.label}: a coded file takes {ratio['ratio_of_medians']} times as long to load")
+    console.print(f"{model.label}: a coded file takes {ratio['ratio_of_medians']} times as long to load; "
+                  f"meanwhile others kept {others:.2f} cores busy")  # fmt: skip
     return {
         **model.report(),
         "coded_bytes": coded.stat().st_size,
         "load_seconds": {name: spread(t.wall, 4) for name, t in timings.items()},
         "load_cpu_seconds": {name: spread(t.cpu, 4) for name, t in timings.items()},
+        "cores_taken_by_others": round(max(others, 0.0), 2),
         "coded_vs_plain": ratio,
         "decode_alone_gb_per_s": spread([model.n_bytes / 1e9 / t for t in decoding], 3),
         "process_seconds": {name: spread(values, 3) for name, values in processes.items()},
