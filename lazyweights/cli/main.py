@@ -7,6 +7,7 @@ SIGTERM. A signal unwinds the stack like an exception, so that temporary files a
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -69,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name may not fit the locale's encoding
     args = build_parser().parse_args(arguments)
+    # A full collection of what numba loads takes some 30 ms, and a command has few cycles to collect.
+    gc.set_threshold(100_000, 20, 20)
     if args.verbose:
         import logging
 

@@ -218,16 +218,45 @@ def _limit_tables(counts: np.ndarray, lengths: np.ndarray, owners: np.ndarray) -
     """
     sizes = _sizes(counts, lengths)
     table_of = sizes.argmin(axis=1)
-    for owner in np.unique(owners[owners != NO_OWNER]):
-        mine = np.flatnonzero(owners == owner)
-        used = np.unique(table_of[mine])
-        while len(used) > TABLES_OF_ONE_TENSOR:
-            own_sizes = sizes[np.ix_(mine, used)]
-            two_best = np.partition(own_sizes, 1, axis=1)
-            lost = np.bincount(own_sizes.argmin(axis=1), two_best[:, 1] - two_best[:, 0], minlength=len(used))
-            used = np.delete(used, int(lost.argmin()))
-        table_of[mine] = used[sizes[np.ix_(mine, used)].argmin(axis=1)]
+    order = np.argsort(owners, kind="stable")
+    bounds = np.flatnonzero(np.diff(owners[order], prepend=NO_OWNER - 1, append=owners.max(initial=0) + 1))
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if owners[order[first]] != NO_OWNER:
+            _limit_owner(sizes, order[first:last], table_of, TABLES_OF_ONE_TENSOR)
     return table_of
+
+
+@njit(cache=True, nogil=True)
+def _limit_owner(sizes: np.ndarray, mine: np.ndarray, table_of: np.ndarray, limit: int) -> None:
+    """Reassign the contexts `mine` so that they use at most `limit` tables; `sizes` float64 (n_contexts, n_tables)."""
+    used = np.unique(table_of[mine])
+    best = np.full(mine.size, -1)
+    second = np.full(mine.size, -1)
+    n_used = used.size
+    while True:
+        lost = np.zeros(used.size)
+        for i in range(mine.size):
+            row = mine[i]
+            if best[i] < 0 or second[i] < 0 or used[best[i]] < 0 or used[second[i]] < 0:
+                best[i] = second[i] = -1
+                for k in range(used.size):
+                    if used[k] < 0:
+                        continue
+                    if best[i] < 0 or sizes[row, used[k]] < sizes[row, used[best[i]]]:
+                        best[i], second[i] = k, best[i]
+                    elif second[i] < 0 or sizes[row, used[k]] < sizes[row, used[second[i]]]:
+                        second[i] = k
+            if second[i] >= 0:
+                lost[best[i]] += sizes[row, used[second[i]]] - sizes[row, used[best[i]]]
+        if n_used <= limit:
+            break
+        for k in range(used.size):
+            if used[k] < 0:
+                lost[k] = np.inf
+        used[lost.argmin()] = -1
+        n_used -= 1
+    for i in range(mine.size):
+        table_of[mine[i]] = used[best[i]]
 
 
 def _drop_small(counts: np.ndarray, lengths: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -181,6 +181,9 @@ def _pack_plan(plan: TensorPlan) -> bytes:
     return numbers + plan.side_tables.tobytes() + plan.cell_tables.tobytes()
 
 
+_BYTES = bytes(range(256))
+
+
 def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]) -> TensorPlan:
     table_set = r.number()
     if table_set >= len(table_sets):
@@ -192,11 +195,13 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
         modes.append(HalfMode(value & 1, value >> 1))
     n_sides = len(coder.side_names(tuple(modes)))
     bases = tuple(r.number(255) for _ in range(n_sides))
-    tables = np.frombuffer(r.take(32 * n_sides + 512), np.uint8)
-    side_tables, cell_tables = tables[: 32 * n_sides].reshape(n_sides, 32), tables[32 * n_sides :]
+    packed = r.take(32 * n_sides + 512)
     n_tables = len(table_sets[table_set].lengths)
-    if int(tables.max()) >= n_tables:
-        raise FormatError("a plan names a table that is not there", expected=f"< {n_tables}", found=int(tables.max()))
+    if packed.translate(None, _BYTES[:n_tables]):  # what is left when the numbers of tables are taken out
+        found = max(packed)
+        raise FormatError("a plan names a table that is not there", expected=f"< {n_tables}", found=found)
+    tables = np.frombuffer(packed, np.uint8)
+    side_tables, cell_tables = tables[: 32 * n_sides].reshape(n_sides, 32), tables[32 * n_sides :]
     if cell_coder == RANS and not table_sets[table_set].freqs[cell_tables].any(axis=1).all():
         raise FormatError("a plan names a table without frequencies for rANS")
     return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder)

@@ -212,8 +212,9 @@ class TensorCoder:
             levels[1] = level_table(0)
         return levels
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019 (coders live as long as the process)
     def side_names(self, modes: tuple[HalfMode, ...]) -> list[str]:
-        """Names of the side planes in stream order."""
+        """Names of the side planes in stream order; not to be changed."""
         names = []
         for half, mode in zip(self.layout.halves, modes, strict=True):
             names.append(half.name)
