@@ -150,6 +150,17 @@ def random_access(result: Result) -> Table:
     return Table(header, rows, note, 2)
 
 
+def scalar(result: Result) -> Table:
+    """Decoding without vector instructions."""
+    rows = [
+        [model["label"], *(_range(model[name], 0) for name in ("vector", "scalar")),
+         f"{model['scalar_vs_vector']['ratio_of_medians']:.2f}"]
+        for model in result["models"].values()
+    ]  # fmt: skip
+    note = f"MB/s (10^6 source bytes), one core, median (min–max) of runs in turns. {provenance(result)}"
+    return Table(["model", "AVX-512", "scalar", "scalar ÷ AVX-512"], rows, note)
+
+
 def memory(result: Result) -> Table:
     """Peak resident sets."""
     rows = [
@@ -235,6 +246,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "types": ("type_sizes", types),
     "speed": ("codec_speed", speed),
     "random_access": ("random_access", random_access),
+    "scalar": ("scalar_speed", scalar),
     "memory": ("memory", memory),
     "coders": ("coders", coders),
     "llama_load": ("llama_load", llama_load),
