@@ -20,8 +20,8 @@ from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, o
 from lazyweights.container.unit_codec import READ_AHEAD_WORDS, Part, Tables, check_units, decode_parts, decode_verbatim
 from lazyweights.errors import ChecksumError, FormatError, LazyWeightsError, TruncatedError
 
-RUN_BYTES = 1 << 22
-"""Source bytes decoded at a time by one thread."""
+RUN_BYTES, THREADED_RUN_BYTES = 1 << 22, 1 << 21
+"""Source bytes decoded at a time: by one thread, and by each of several, which share a cache and come to an end together."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,18 @@ class _Job:
         return self.parts[0].span
 
 
-def _jobs(layout: Layout) -> Iterator[_Job]:
-    """Yield the jobs of a file in order, about RUN_BYTES each: many tensors are smaller than that."""
+def _jobs(layout: Layout, threads: int = 1) -> Iterator[_Job]:
+    """Yield the jobs of a file in order, a few MiB each: many tensors are smaller than that."""
     first = {i: unit for i, _, unit, _ in layout.spans()}
     parts: list[Part] = []
     start = stop = first_byte = n_bytes = 0
-    for run in runs(layout.head.spans, RUN_BYTES):
+    run_bytes = RUN_BYTES if threads == 1 else THREADED_RUN_BYTES
+    for run in runs(layout.head.spans, run_bytes):
         span = layout.head.spans[run.span]
         n_units = -(-run.rows // TILE_ROWS) if run.rows else 1
         joins = (
             parts
-            and n_bytes + run.n_bytes <= RUN_BYTES
+            and n_bytes + run.n_bytes <= run_bytes
             and span.decode_arrays is not None
             and parts[0].span.decode_arrays is not None
             and _table_set(span) == _table_set(parts[0].span)
@@ -218,7 +219,7 @@ class _Worker:
 def _decode_units(layout: Layout, fd: int, threads: int, path: str) -> Iterator[tuple[_Job, bytes | np.ndarray]]:
     """Yield the decoded jobs of an open file in order; the data of one is valid until the next is asked for."""
     worker = _Worker(layout, fd, path)
-    jobs = _jobs(layout)
+    jobs = _jobs(layout, threads)
     for job, data in ordered_map(lambda job: (job, worker.decode(job)), jobs, threads):
         yield job, data
         worker.release(data)
@@ -292,6 +293,7 @@ def iter_placed(
             header_bytes = next((offset for _, span, _, offset in layout.spans() if span.is_coded), size)
             yield Placed(0, header_bytes, size)
             worker = _Worker(layout, file.fileno(), path)
+            n_threads = thread_count(threads)
 
             def place(job: _Job) -> _Job:
                 data = worker.decode(job)
@@ -299,7 +301,7 @@ def iter_placed(
                 worker.release(data)
                 return job
 
-            for job in ordered_map(place, _jobs(layout), thread_count(threads)):
+            for job in ordered_map(place, _jobs(layout, n_threads), n_threads):
                 done = job.first_byte + job.n_bytes
                 if progress:
                     progress(Progress(done, size, 0, "decode", job.span.name))
