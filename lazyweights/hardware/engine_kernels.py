@@ -55,28 +55,16 @@ def _cause(e: int, state: np.ndarray, queue_steps: int) -> int:
     return _BANDWIDTH if state[e, _ARRIVED] and has_credit and state[e, _WORDS_LEFT] > 0 else _LATENCY
 
 
-@njit(inline="always")
-def _emit(e: int, entry: int, lane: int, left: np.ndarray, place: np.ndarray, out: np.ndarray) -> int:
-    """Write the symbols of an entry; return their number."""
-    n = min(np.int64(entry >> 20), left[e, lane])
-    at = place[e, lane]
-    out[at] = entry & 255
-    if n == 2:
-        out[at + 1] = (entry >> 8) & 255
-    place[e, lane] = at + n
-    left[e, lane] -= n
-    return n
-
-
 @njit(cache=True, nogil=True)
 def _lockstep_cycle(
-    e: int, state: np.ndarray, first_word: int, n_steps: int, full_lane: int, config: np.ndarray, words: np.ndarray,
+    number: int, state: np.ndarray, first_word: int, n_steps: int, full_lane: int, config: np.ndarray, words: np.ndarray,
     table: np.ndarray, most: int, left: np.ndarray, place: np.ndarray, held: np.ndarray, bits: np.ndarray, fifo: np.ndarray, counts: np.ndarray,
     heads: np.ndarray, lost: np.ndarray, out: np.ndarray, row_symbols: int, n_rows: int,
 ) -> bool:  # fmt: skip
     """One cycle of an engine in the lockstep layout; False where the tile is truncated."""
-    depth = config[4]
-    fifo_mask = fifo.shape[2] - 1
+    e = uint64(number)
+    depth = uint64(config[4])
+    fifo_mask = uint64(fifo.shape[2] - 1)
     queued = state[e, _QUEUED]
     no_steps = state[e, _STEP] == n_steps
     if not no_steps:
@@ -84,70 +72,88 @@ def _lockstep_cycle(
             state[e, _CAUSE] = _cause(e, state, config[3])
         elif state[e, _BLOCKED]:
             state[e, _CAUSE] = _IMBALANCE
-    if state[e, _HELD_OUTPUT] + most > config[7]:
+    is_full = state[e, _HELD_OUTPUT] + most > config[7]
+    if is_full:
         lost[_OUTPUT] += 32
-    else:
-        cause = state[e, _CAUSE]
-        emitted = 0
-        decoding = 0
-        starved = 0
-        for lane in range(32):
-            if left[e, lane] == 0:
-                symbols = row_symbols * min(2, max(0, n_rows - 2 * lane))
+    emitted = uint64(0)
+    decoding = 0
+    starved = 0
+    has_room = True
+    # Decode and refill in one pass: a lane's refill depends on its own decoding only. Unsigned: no look at negative indices.
+    for lane in range(uint64(32)):
+        n_left = left[e, lane]
+        if n_left == 0:
+            if not is_full:
+                symbols = row_symbols * min(2, max(0, n_rows - 2 * np.int64(lane)))
                 lost[_IDLE if symbols < full_lane else _IMBALANCE] += 1
-                continue
-            entry = table[bits[e, lane] >> uint64(53)]
-            length = np.int64((entry >> 16) & 15)
-            n = held[e, lane]
-            has_all = no_steps and counts[e, lane] == 0
+            continue
+        b = bits[e, lane]
+        n = held[e, lane]
+        count = counts[e, lane]
+        if not is_full:
+            entry = uint64(table[b >> uint64(53)])
+            length = (entry >> uint64(16)) & uint64(15)
+            has_all = no_steps and count == 0
             if length <= n or (has_all and n > 0):
-                bits[e, lane] <<= uint64(length)
-                held[e, lane] = max(0, n - length)
-                emitted += _emit(e, entry, lane, left, place, out)
+                b <<= length
+                n = n - length if n > length else uint64(0)
+                at = place[e, lane]
+                out[at] = entry & uint64(255)
+                n_emitted = uint64(1)
+                if entry >> uint64(21) and n_left > 1:
+                    out[at + uint64(1)] = (entry >> uint64(8)) & uint64(255)
+                    n_emitted = uint64(2)
+                place[e, lane] = at + n_emitted
+                n_left -= n_emitted
+                left[e, lane] = n_left
+                emitted += n_emitted
                 decoding += 1
-                if left[e, lane] == 0:
+                if n_left == 0:
                     state[e, _LIVE] -= 1
             elif has_all:
                 return False
             else:
                 starved += 1
-        lost[_DECODE] += decoding
-        lost[cause] += starved
-        state[e, _HELD_OUTPUT] += emitted
-    has_room = True
-    for lane in range(32):
-        if left[e, lane] > 0:
-            if held[e, lane] <= 32 and counts[e, lane] > 0:
-                word = uint64(fifo[e, lane, heads[e, lane] & fifo_mask])
-                bits[e, lane] |= word << uint64(32 - held[e, lane])
-                held[e, lane] += 32
-                heads[e, lane] += 1
-                counts[e, lane] -= 1
-            has_room &= counts[e, lane] < depth
+        if n_left > 0:
+            if n <= uint64(32) and count > 0:
+                head = heads[e, lane]
+                b |= uint64(fifo[e, lane, head & fifo_mask]) << (uint64(32) - n)
+                n += uint64(32)
+                heads[e, lane] = head + uint64(1)
+                count -= uint64(1)
+                counts[e, lane] = count
+            has_room &= count < depth
+        bits[e, lane] = b
+        held[e, lane] = n
+    lost[_DECODE] += decoding
+    lost[state[e, _CAUSE]] += starved
+    state[e, _HELD_OUTPUT] += np.int64(emitted)
     state[e, _BLOCKED] = 0 if has_room else 1
     if queued > 0 and state[e, _STEP] < n_steps and has_room:
-        at = first_word + 32 * state[e, _STEP]
+        at = uint64(first_word + 32 * state[e, _STEP])
         state[e, _QUEUED] -= 1
         state[e, _STEP] += 1
-        for lane in range(32):
+        for lane in range(uint64(32)):
             if left[e, lane] > 0:
                 fifo[e, lane, (heads[e, lane] + counts[e, lane]) & fifo_mask] = words[at + lane]
-                counts[e, lane] += 1
+                counts[e, lane] += uint64(1)
     return True
 
 
 @njit(cache=True, nogil=True)
 def _demand_cycle(
-    e: int, state: np.ndarray, first_word: int, n_steps: int, full_lane: int, config: np.ndarray, words: np.ndarray,
+    number: int, state: np.ndarray, first_word: int, n_steps: int, full_lane: int, config: np.ndarray, words: np.ndarray,
     table: np.ndarray, most: int, left: np.ndarray, place: np.ndarray, held: np.ndarray, bits: np.ndarray, lost: np.ndarray, out: np.ndarray,
     row_symbols: int, n_rows: int,
 ) -> bool:  # fmt: skip
     """One cycle of an engine in the demand layout; False where the tile is truncated."""
+    e = uint64(number)
     if state[e, _STEP] < n_steps and state[e, _QUEUED] == 0:
         state[e, _CAUSE] = _cause(e, state, config[3])
     needed = 0
-    for lane in range(32):
-        needed += left[e, lane] > 0 and held[e, lane] < 11
+    for lane in range(uint64(32)):
+        if left[e, lane] > 0 and held[e, lane] < 11:
+            needed += 1
     if state[e, _HELD_OUTPUT] + most > config[7]:
         lost[_OUTPUT] += 32
     else:
@@ -155,25 +161,38 @@ def _demand_cycle(
         if not decodes and state[e, _STEP] == n_steps:
             return False
         cause = _DECODE if decodes else state[e, _CAUSE]
-        at = first_word + state[e, _POOL_HEAD]
-        for lane in range(32):
-            if left[e, lane] == 0:
-                symbols = row_symbols * min(2, max(0, n_rows - 2 * lane))
+        word_at = uint64(first_word + state[e, _POOL_HEAD])
+        emitted = uint64(0)
+        for lane in range(uint64(32)):
+            n_left = left[e, lane]
+            if n_left == 0:
+                symbols = row_symbols * min(2, max(0, n_rows - 2 * np.int64(lane)))
                 lost[_IDLE if symbols < full_lane else _IMBALANCE] += 1
                 continue
             lost[cause] += 1
             if decodes:
-                if held[e, lane] < 11:
-                    bits[e, lane] |= uint64(words[at]) << uint64(32 - held[e, lane])
-                    held[e, lane] += 32
-                    at += 1
-                entry = table[bits[e, lane] >> uint64(53)]
-                length = np.int64((entry >> 16) & 15)
-                bits[e, lane] <<= uint64(length)
-                held[e, lane] -= length
-                state[e, _HELD_OUTPUT] += _emit(e, entry, lane, left, place, out)
-                if left[e, lane] == 0:
+                b = bits[e, lane]
+                n = held[e, lane]
+                if n < 11:
+                    b |= uint64(words[word_at]) << (uint64(32) - n)
+                    n += uint64(32)
+                    word_at += uint64(1)
+                entry = uint64(table[b >> uint64(53)])
+                length = (entry >> uint64(16)) & uint64(15)
+                bits[e, lane] = b << length
+                held[e, lane] = n - length
+                at = place[e, lane]
+                out[at] = entry & uint64(255)
+                n_emitted = uint64(1)
+                if entry >> uint64(21) and n_left > 1:
+                    out[at + uint64(1)] = (entry >> uint64(8)) & uint64(255)
+                    n_emitted = uint64(2)
+                place[e, lane] = at + n_emitted
+                left[e, lane] = n_left - n_emitted
+                emitted += n_emitted
+                if n_left == n_emitted:
                     state[e, _LIVE] -= 1
+        state[e, _HELD_OUTPUT] += np.int64(emitted)
         if decodes:
             state[e, _POOL_HEAD] += needed
             state[e, _POOL_COUNT] -= needed
@@ -207,13 +226,13 @@ def _simulate(
     while slots < config[4]:
         slots *= 2
     state = np.zeros((n_engines, _N_FIELDS), np.int64)
-    left = np.zeros((n_engines, 32), np.int64)
-    place = np.zeros((n_engines, 32), np.int64)
-    held = np.zeros((n_engines, 32), np.int64)
+    left = np.zeros((n_engines, 32), np.uint64)
+    place = np.zeros((n_engines, 32), np.uint64)
+    held = np.zeros((n_engines, 32), np.uint64)
     bits = np.zeros((n_engines, 32), np.uint64)
     fifo = np.zeros((n_engines, 32, slots), np.uint32)
-    counts = np.zeros((n_engines, 32), np.int64)
-    heads = np.zeros((n_engines, 32), np.int64)
+    counts = np.zeros((n_engines, 32), np.uint64)
+    heads = np.zeros((n_engines, 32), np.uint64)
     due_words = np.zeros((latency + 1, n_engines), np.int64)
     due_table = np.zeros(latency + 1, np.int64)
     for e in range(n_engines):

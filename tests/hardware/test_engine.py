@@ -153,7 +153,7 @@ def test_losses_show_what_was_made_scarce():
     base = shares(UnitConfig(n_engines=1, bytes_per_cycle=128))
     slow = shares(UnitConfig(n_engines=1, bytes_per_cycle=4, latency_cycles=5, table_bytes=0))
     assert slow[Loss.BANDWIDTH] > 0.4 > 0.1 > base[Loss.BANDWIDTH]
-    assert shares(UnitConfig(n_engines=1, latency_cycles=900, queue_steps=1))[Loss.LATENCY] > 0.9
+    assert shares(UnitConfig(n_engines=1, latency_cycles=900, queue_steps=1))[Loss.LATENCY] > 0.6
     assert shares(UnitConfig(n_engines=1, output_symbols=3, output_buffer=64))[Loss.OUTPUT] > 0.7
     assert shares(UnitConfig(n_engines=1, bytes_per_cycle=128, handover_cycles=500))[Loss.HANDOVER] > 0.5
     assert shares(UnitConfig(n_engines=64, bytes_per_cycle=128))[Loss.DRAIN] > 0.9
