@@ -195,6 +195,93 @@ def llama_load(result: Result) -> Table:
     return Table(header, rows, note, 2)
 
 
+def decode_unit(result: Result) -> Table:
+    """Streams and units."""
+    rows = []
+    for row in result["rows"]:
+        cells = []
+        for kind in ("pairs", "singles"):
+            found = row[kind]
+            cells += [f"{found['cycles_per_weight']:.4f}", f"{percent(found['padding'])} %", f"{found['payload_bpw']:.3f}",
+                      f"{found['rate'] / 1e9:.0f}"]  # fmt: skip
+        rows.append([row["label"], row["changes"], *cells, f"{row['area_mm2']:.3f}", f"{row['points_covered']} of 6"])
+    header = ["what", "changes"]
+    for kind in ("4-bit pairs", "5-bit"):
+        header += [f"{kind}:<br>cycles/weight", "padding", "code bits<br>per weight", "G weights/s"]
+    cost = result["narrow_cost"]
+    note = (
+        "Modelled. Cycles per weight: of one engine that is never short of bandwidth; G weights/s: of all engines at 1 GHz. "
+        "Padding: share of what is read for the codes. Area: mm2, 7 nm class, fitted to 0.206 for the baseline. "
+        f"Codewords of at most {result['narrow_bits']} bits instead of 11 make the codewords {percent(cost['pairs'])} % (pairs) and "
+        f"{percent(cost['singles'])} % (5-bit) longer. "
+        + provenance(result)
+    )
+    return Table([*header, "area", "points<br>covered"], rows, note, 2)
+
+
+def decode_unit_rans(result: Result) -> Table:
+    """rANS beside Huffman codes."""
+    found = result["rans"]
+    rows = []
+    for kind, label in (("pairs", "4-bit pairs"), ("singles", "5-bit")):
+        row = found[kind]
+        rows.append([
+            label, f"`{row['tensor']}`", f"{row['huffman_payload_bpw']:.3f}", f"{row['payload_bpw']:.3f}",
+            f"{row['cycles_per_weight']:.4f}", f"{found['area_ratio'][kind]:.2f}", f"{found['area_ratio_interleaved'][kind]:.2f}",
+        ])  # fmt: skip
+    header = ["codes", "tensor", "Huffman, code bits<br>per weight", "rANS, code bits<br>per weight", "rANS, cycles<br>per weight",
+              "area ratio,<br>equal throughput", "area ratio,<br>interleaved"]  # fmt: skip
+    energy = found["symbol_pj"]
+    note = (
+        f"Modelled. One engine; a step of {found['step_ns']:.2f} ns (fitted), {found['step_cycles']} cycles at 1 GHz. Fitted share "
+        f"of bit cells in an SRAM array: {found['sram_efficiency']:.2f}. Energy of a symbol: Huffman {energy['huffman']:.2f} pJ, "
+        f"rANS {energy['rans']:.2f} pJ. {provenance(result)}"
+    )
+    return Table(header, rows, note, 2)
+
+
+_LOSSES = ("decode", "bandwidth", "latency", "imbalance", "table", "handover", "output", "idle", "drain")
+
+
+def decode_unit_types(result: Result) -> Table:
+    """Cycles of each type."""
+    rows = []
+    for model in result["models"].values():
+        for row in model["types"]:
+            for key, label in (("one_engine", "1, ample"), ("four_engines", "4, 102 B/cycle")):
+                run = row[key]
+                rows.append([
+                    model["label"], row["type"], label, str(row["tensors"]), f"{row['coded_bpw']:.3f}",
+                    f"{run['weights_per_cycle']:.1f}", f"{run['cycles_per_weight']:.4f}",
+                    *(f"{100 * run['shares'][loss]:.1f}" for loss in _LOSSES),
+                ])  # fmt: skip
+    header = ["model", "type", "engines,<br>bus", "tensors", "coded bits<br>per weight", "weights<br>per cycle",
+              "cycles<br>per weight"]  # fmt: skip
+    speeds = ", ".join(f"{m['simulator']['million_weights_per_s']:.0f}" for m in result["models"].values())
+    note = (
+        "Modelled; the nine columns at the right are percent of the lane cycles. Every tensor with coded row groups is in it, "
+        f"and its decoded codes are those of the decoder. Simulated in one thread: {speeds} M weights/s. {provenance(result)}"
+    )
+    return Table([*header, *_LOSSES], rows, note, 3)
+
+
+def decode_unit_points(result: Result) -> Table:
+    """The six operating points."""
+    rows = []
+    base = result["rows"][0]
+    for point in result["points"]:
+        kind = "pairs" if point["pairs"] else "singles"
+        rows.append([
+            f"{point['coded_bpw']:.3f}", "source document" if point["given"] else "assumption",
+            "4 bits, pairs" if point["pairs"] else "5 bits", f"{point['required'] / 1e9:.0f}",
+            "256" if point["pairs"] else "128", f"{base[kind]['rate'] / 1e9:.0f}",
+            "yes" if base[kind]["rate"] >= point["required"] else "no",
+        ])  # fmt: skip
+    header = ["coded bits<br>per weight", "from", "codes", "needed,<br>G weights/s", "four engines,<br>peak",
+              "four engines,<br>simulated", "covered"]  # fmt: skip
+    return Table(header, rows, f"Modelled, at 102 GB/s and 1 GHz. {provenance(result)}", 3)
+
+
 TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "sizes": ("sizes", sizes),
     "types": ("type_sizes", types),
@@ -203,6 +290,10 @@ TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "memory": ("memory", memory),
     "coders": ("coders", coders),
     "llama_load": ("llama_load", llama_load),
+    "decode_unit": ("decode_unit", decode_unit),
+    "decode_unit_points": ("decode_unit", decode_unit_points),
+    "decode_unit_rans": ("decode_unit", decode_unit_rans),
+    "decode_unit_types": ("decode_unit", decode_unit_types),
 }
 """Name of a table: the benchmark whose JSON it shows, and what builds it."""
 

@@ -106,7 +106,7 @@ def verbs() -> dict[str, argparse.ArgumentParser]:
     return dict(found.choices)
 
 
-@pytest.mark.parametrize("verb", ["encode", "decode", "verify", "inspect", "perplexity", "run", "exec"])
+@pytest.mark.parametrize("verb", ["encode", "decode", "verify", "inspect", "perplexity", "run", "exec", "simulate"])
 def test_options_are_listed(verb: str) -> None:
     section = read("docs/cli.md").split(f"\n## {verb}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`-.+?) \| ", section, re.MULTILINE)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import lazyweights
-from lazyweights.cli import decode, encode, execute, inspect, perplexity, run, verify
+from lazyweights.cli import decode, encode, execute, inspect, perplexity, run, simulate, verify
 from lazyweights.cli.messages import FAILED, INTERRUPTED, PROGRAM, USAGE, UsageError, describe_error, say, say_error
 from lazyweights.cli.options import VerbParser
 
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lazyweights.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
-    for module in (encode, decode, verify, inspect, perplexity, run, execute):
+    for module in (encode, decode, verify, inspect, perplexity, run, execute, simulate):
         module.add_parser(verbs)
     return parser
 

@@ -58,8 +58,8 @@ def _cause(e: int, state: np.ndarray, queue_steps: int) -> int:
 @njit(cache=True, nogil=True)
 def _lockstep_cycle(
     number: int, state: np.ndarray, first_word: int, n_steps: int, full_lane: int, config: np.ndarray, words: np.ndarray,
-    table: np.ndarray, most: int, left: np.ndarray, place: np.ndarray, held: np.ndarray, bits: np.ndarray, fifo: np.ndarray, counts: np.ndarray,
-    heads: np.ndarray, lost: np.ndarray, out: np.ndarray, row_symbols: int, n_rows: int,
+    table: np.ndarray, most: int, left: np.ndarray, place: np.ndarray, held: np.ndarray, bits: np.ndarray,
+    fifo: np.ndarray, counts: np.ndarray, heads: np.ndarray, lost: np.ndarray, out: np.ndarray, row_symbols: int, n_rows: int,
 ) -> bool:  # fmt: skip
     """One cycle of an engine in the lockstep layout; False where the tile is truncated."""
     e = uint64(number)
@@ -143,8 +143,8 @@ def _lockstep_cycle(
 @njit(cache=True, nogil=True)
 def _demand_cycle(
     number: int, state: np.ndarray, first_word: int, n_steps: int, full_lane: int, config: np.ndarray, words: np.ndarray,
-    table: np.ndarray, most: int, left: np.ndarray, place: np.ndarray, held: np.ndarray, bits: np.ndarray, lost: np.ndarray, out: np.ndarray,
-    row_symbols: int, n_rows: int,
+    table: np.ndarray, most: int, left: np.ndarray, place: np.ndarray, held: np.ndarray, bits: np.ndarray,
+    lost: np.ndarray, out: np.ndarray, row_symbols: int, n_rows: int,
 ) -> bool:  # fmt: skip
     """One cycle of an engine in the demand layout; False where the tile is truncated."""
     e = uint64(number)

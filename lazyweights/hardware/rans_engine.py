@@ -39,7 +39,12 @@ class RansRun:
 
 
 def simulate_rans(
-    symbols: np.ndarray, *, step_cycles: int = 3, bytes_per_cycle: float = 128.0, tile_symbols: int = 128, handover_cycles: int = 2
+    symbols: np.ndarray,
+    *,
+    step_cycles: int = 3,
+    bytes_per_cycle: float = 128.0,
+    tile_symbols: int = 128,
+    handover_cycles: int = 2,
 ) -> RansRun:
     """Encode a tensor with one table of its own counts, then decode it in one engine of 32 lanes.
 

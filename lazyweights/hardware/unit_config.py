@@ -229,7 +229,9 @@ class UnitRun:
         return float(self.lane_cycles[loss]) / max(1, int(self.lane_cycles.sum()))
 
 
-def table_entries(decode_table: np.ndarray, symbol_bits: int = 8, pairs: bool = False) -> np.ndarray:
+def table_entries(
+    decode_table: np.ndarray, symbol_bits: int = 8, pairs: bool = False, window_bits: int = MAX_CODE_LENGTH
+) -> np.ndarray:
     """Return the entries of the unit's table from a decode table of `canonical.decode_tables`.
 
     An entry is ``first | second << 8 | bits << 16 | count << 20``: one or two symbols and the bits that they take.
@@ -243,6 +245,9 @@ def table_entries(decode_table: np.ndarray, symbol_bits: int = 8, pairs: bool = 
     pairs : bool
         Two symbols per look-up where the window holds two whole codewords and both fit into an entry of 16 bits with the
         length (4 bits) and the number of symbols (1 bit): where a symbol has at most 5 bits.
+    window_bits : int
+        Bits that a look-up sees, at least the longest codeword. The table of a unit with fewer than 11 is the first entry of
+        each run of equal ones here.
 
     Returns
     -------
@@ -257,4 +262,4 @@ def table_entries(decode_table: np.ndarray, symbol_bits: int = 8, pairs: bool = 
     behind = (window << length) & np.uint32(TABLE_SIZE - 1)
     total = length + length[behind]
     both = symbol | symbol[behind] << 8 | total << 16 | np.uint32(2 << 20)
-    return np.where(total <= MAX_CODE_LENGTH, both, entries)
+    return np.where(total <= window_bits, both, entries)

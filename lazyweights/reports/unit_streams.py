@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lazyweights.blocks.types import type_name
-from lazyweights.codecs import N_LANES, TABLE_SIZE, TILE_ROWS
+from lazyweights.codecs import N_LANES, TABLE_SIZE
 from lazyweights.container.coded_file import LOCKSTEP, RAW, CodedSpan
 from lazyweights.container.reader import CodedFile
 from lazyweights.container.tensor_coder import tensor_coder
@@ -77,7 +77,7 @@ def require_unit_preset(file: CodedFile) -> None:
     """
     if LOCKSTEP not in file.layout.kinds:
         raise LazyWeightsError(
-            "no stream of this file is one that the decode unit reads: make it with `lazyweights encode --preset unit MODEL.gguf`",
+            "the decode unit reads no stream of this file: make one with `lazyweights encode --preset unit MODEL.gguf`",
             path=file.path,
         )
 
@@ -173,10 +173,9 @@ def tensor_symbols(tensor: UnitTensor) -> np.ndarray:
     """The symbols of the coded row groups of a tensor as rows, uint8 (rows, symbols of a row)."""
     stream = tensor.stream
     decoded = golden_symbols(stream, tensor.decode_table)
-    n_groups = 0
     groups = []
     at = 0
-    row_symbols = n_weights_of_row(tensor)
+    row_symbols = _row_symbols(tensor)
     tile = 0
     while tile < len(stream.rows):
         height, done, parts = int(stream.rows[tile]), 0, []
@@ -187,14 +186,11 @@ def tensor_symbols(tensor: UnitTensor) -> np.ndarray:
             done += width
             tile += 1
         groups.append(np.concatenate(parts, axis=1))
-        n_groups += 1
     return np.concatenate(groups)
 
 
-def n_weights_of_row(tensor: UnitTensor) -> int:
-    """Symbols of a row of a tensor: tiles of a row group lie side by side until the first that repeats the pattern."""
+def _row_symbols(tensor: UnitTensor) -> int:
+    """Symbols of a row: the uncoded planes stand behind the last tile of each row group."""
     ends = np.flatnonzero(tensor.stream.side_steps)
     return int(tensor.stream.columns[: int(ends[0]) + 1].sum()) if ends.size else int(tensor.stream.columns.sum())
 
-
-__all__ = ["TILE_ROWS", "PlainTensor", "UnitTensor", "golden_symbols", "read_tensors", "require_unit_preset", "tensor_symbols"]
