@@ -34,8 +34,8 @@ AMPLE = UnitConfig(n_engines=1, bytes_per_cycle=STEP_BYTES)
 SHARED = UnitConfig(bytes_per_cycle=placement.DOCUMENT_BANDWIDTH / CLOCK_HZ)
 STUDY_TYPES = {"Q4_1": "pairs", "Q5_0": "singles"}
 STUDY_WEIGHTS, QUICK_WEIGHTS = 16_000_000, 1_000_000
-NARROW = 10
-"""Longest codeword of the variants with a smaller table, in bits."""
+NARROW, NARROWER = 10, 9
+"""Longest codewords of the variants with smaller tables, in bits."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ VARIANTS = (
     Variant("two", "two symbols a look-up", two_symbols=True),
     Variant("narrow", f"codewords of at most {NARROW} bits", window_bits=NARROW, changes="writer, unit"),
     Variant("two-narrow", f"two symbols, at most {NARROW} bits", two_symbols=True, window_bits=NARROW, changes="writer, unit"),
+    Variant("two-narrower", f"two symbols, at most {NARROWER} bits", two_symbols=True, window_bits=NARROWER,
+            changes="writer, unit"),
     Variant("two-narrow-three", f"two symbols, at most {NARROW} bits, three engines", two_symbols=True, window_bits=NARROW,
             n_engines=3, changes="writer, unit"),
     Variant("two-narrow-512", f"two symbols, at most {NARROW} bits, tiles of 64 x 512", WIDE, two_symbols=True,
@@ -131,8 +133,11 @@ def run_model(path: str) -> tuple[dict[str, Any], dict[str, list[UnitTensor]]]:
             row = types.setdefault(
                 tensor.type_name,
                 {"tensors": 0, "coded_bytes": 0, "raw_groups": 0, "stream_bytes": 0, "alone": Sum(), "shared": Sum(),
-                 "weights_per_symbol": stream.weights_per_symbol},
+                 "weights_per_symbol": stream.weights_per_symbol, "bits": dict.fromkeys((11, NARROW, NARROWER), 0)},
             )  # fmt: skip
+            counts = np.bincount(golden, minlength=256)
+            for limit in row["bits"]:
+                row["bits"][limit] += int((counts * code_lengths(counts, limit)).sum())
             row["tensors"] += 1
             row["coded_bytes"] += tensor.coded_bytes - tensor.raw_bytes
             row["raw_groups"] += tensor.n_raw_groups
@@ -151,6 +156,7 @@ def run_model(path: str) -> tuple[dict[str, Any], dict[str, list[UnitTensor]]]:
             "weights_per_symbol": row["weights_per_symbol"], "coded_bpw": 8 * row["coded_bytes"] / n,
             "payload_bpw": 8 * row["stream_bytes"] / n, "one_engine": row["alone"].report(),
             "four_engines": row["shared"].report(),
+            "limit_cost": {str(limit): row["bits"][limit] / max(1, row["bits"][11]) - 1 for limit in (NARROW, NARROWER)},
         })  # fmt: skip
     rate = {"weights": n_weights, "million_weights_per_s": n_weights / seconds / 1e6, "threads": 1}
     return {"types": rows, "plain": plain, "tensors_compared": n_tensors, "simulator": rate}, kept
@@ -159,19 +165,6 @@ def run_model(path: str) -> tuple[dict[str, Any], dict[str, list[UnitTensor]]]:
 def narrow_lengths(symbols: np.ndarray, window_bits: int) -> np.ndarray:
     """Code lengths of the symbols under a limit."""
     return code_lengths(np.bincount(symbols.ravel(), minlength=256), window_bits)
-
-
-def narrow_cost(data: dict[str, list[tuple[UnitTensor, np.ndarray]]]) -> dict[str, float]:
-    """What the shorter limit costs: bits of all codewords over those under 11 bits, less 1; best tables under both."""
-    found = {}
-    for type_name, tensors in data.items():
-        bits = {NARROW: 0, 11: 0}
-        for limit in bits:
-            for _, symbols in tensors:
-                counts = np.bincount(symbols.ravel(), minlength=256)
-                bits[limit] += int((counts * code_lengths(counts, limit)).sum())
-        found[STUDY_TYPES[type_name]] = bits[NARROW] / bits[11] - 1
-    return found
 
 
 def run_variant(variant: Variant, data: dict[str, list[tuple[UnitTensor, np.ndarray]]]) -> dict[str, Any]:
@@ -261,8 +254,7 @@ def main() -> None:
         rows.append(run_variant(variant, data))
         common.console.print(rows[-1]["label"], rows[-1].get("points_covered"), round(rows[-1]["area_mm2"], 3))
     study = {name: {"tensors": len(t), "weights": sum(x.stream.n_weights for x, _ in t)} for name, t in data.items()}
-    body = {"modelled": True, "models": models, "points": points, "study": study, "rows": rows, "narrow_bits": NARROW,
-            "narrow_cost": narrow_cost(data), "rans": run_rans(data)}  # fmt: skip
+    body = {"modelled": True, "models": models, "points": points, "study": study, "rows": rows, "rans": run_rans(data)}
     common.finish("decode_unit", args, {**body, "skipped": missing})
 
 

@@ -208,12 +208,9 @@ def decode_unit(result: Result) -> Table:
     header = ["what", "changes"]
     for kind in ("4-bit pairs", "5-bit"):
         header += [f"{kind}:<br>cycles/weight", "padding", "code bits<br>per weight", "G weights/s"]
-    cost = result["narrow_cost"]
     note = (
         "Modelled. Cycles per weight: of one engine that is never short of bandwidth; G weights/s: of all engines at 1 GHz. "
         "Padding: share of what is read for the codes. Area: mm2, 7 nm class, fitted to 0.206 for the baseline. "
-        f"Codewords of at most {result['narrow_bits']} bits instead of 11 make the codewords {percent(cost['pairs'])} % (pairs) and "
-        f"{percent(cost['singles'])} % (5-bit) longer. "
         + provenance(result)
     )
     return Table([*header, "area", "points<br>covered"], rows, note, 2)
@@ -227,15 +224,16 @@ def decode_unit_rans(result: Result) -> Table:
         row = found[kind]
         rows.append([
             label, f"`{row['tensor']}`", f"{row['huffman_payload_bpw']:.3f}", f"{row['payload_bpw']:.3f}",
-            f"{row['cycles_per_weight']:.4f}", f"{found['area_ratio'][kind]:.2f}", f"{found['area_ratio_interleaved'][kind]:.2f}",
+            f"{row['cycles_per_weight']:.4f}", f"{found['area_ratio'][kind]:.2f}",
+            f"{found['area_ratio_interleaved'][kind]:.2f}",
         ])  # fmt: skip
-    header = ["codes", "tensor", "Huffman, code bits<br>per weight", "rANS, code bits<br>per weight", "rANS, cycles<br>per weight",
-              "area ratio,<br>equal throughput", "area ratio,<br>interleaved"]  # fmt: skip
+    header = ["codes", "tensor", "Huffman, code bits<br>per weight", "rANS, code bits<br>per weight",
+              "rANS, cycles<br>per weight", "area ratio,<br>equal throughput", "area ratio,<br>interleaved"]  # fmt: skip
     energy = found["symbol_pj"]
     note = (
-        f"Modelled. One engine; a step of {found['step_ns']:.2f} ns (fitted), {found['step_cycles']} cycles at 1 GHz. Fitted share "
-        f"of bit cells in an SRAM array: {found['sram_efficiency']:.2f}. Energy of a symbol: Huffman {energy['huffman']:.2f} pJ, "
-        f"rANS {energy['rans']:.2f} pJ. {provenance(result)}"
+        f"Modelled. One engine; a step of {found['step_ns']:.2f} ns (fitted), {found['step_cycles']} cycles at 1 GHz. Fitted "
+        f"share of bit cells in an SRAM array: {found['sram_efficiency']:.2f}. Energy of a symbol: Huffman "
+        f"{energy['huffman']:.2f} pJ, rANS {energy['rans']:.2f} pJ. {provenance(result)}"
     )
     return Table(header, rows, note, 2)
 
@@ -263,6 +261,20 @@ def decode_unit_types(result: Result) -> Table:
         f"and its decoded codes are those of the decoder. Simulated in one thread: {speeds} M weights/s. {provenance(result)}"
     )
     return Table([*header, *_LOSSES], rows, note, 3)
+
+
+def decode_unit_limits(result: Result) -> Table:
+    """What shorter limits of codewords cost."""
+    rows = []
+    for model in result["models"].values():
+        for row in model["types"]:
+            rows.append([
+                model["label"], row["type"], f"{row['payload_bpw']:.3f}",
+                *(f"{100 * cost:.3f} %" for cost in row["limit_cost"].values()),
+            ])  # fmt: skip
+    limits = next(iter(result["models"].values()))["types"][0]["limit_cost"]
+    header = ["model", "type", "code bits per weight,<br>at most 11", *(f"longer with<br>at most {limit}" for limit in limits)]
+    return Table(header, rows, f"All codewords of all tensors, one best table a tensor. {provenance(result)}", 2)
 
 
 def decode_unit_points(result: Result) -> Table:
@@ -293,6 +305,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "decode_unit": ("decode_unit", decode_unit),
     "decode_unit_points": ("decode_unit", decode_unit_points),
     "decode_unit_rans": ("decode_unit", decode_unit_rans),
+    "decode_unit_limits": ("decode_unit", decode_unit_limits),
     "decode_unit_types": ("decode_unit", decode_unit_types),
 }
 """Name of a table: the benchmark whose JSON it shows, and what builds it."""

@@ -53,7 +53,8 @@ def plot_report(report: UnitReport, path: str) -> None:
         losses.bar(names, share, bottom=bottom, label=loss.name.lower())
         bottom += share
     losses.set(ylabel="% of lane cycles", title="What lanes do")
-    losses.legend(fontsize="small", ncols=2)
+    losses.set_ylim(0, 140)  # room for the legend
+    losses.legend(fontsize="small", ncols=3, loc="upper center")
 
     contexts = [tokens for tokens, _ in report.by_context]
     for k, cost in enumerate(report.places):
