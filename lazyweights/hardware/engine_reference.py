@@ -1,6 +1,6 @@
 """The decode unit in plain Python, cycle by cycle: the reference that `engine_kernels` must equal to the cycle.
 
-The rules of a cycle are those of `unit_config`. It decodes while it counts. About 10,000 weights a second.
+The rules of a cycle are those of `unit_config`. It decodes while it counts.
 """
 
 from __future__ import annotations
