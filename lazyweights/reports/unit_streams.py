@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from lazyweights.codecs import N_LANES, TABLE_SIZE
 from lazyweights.container.coded_file import LOCKSTEP, RAW, CodedSpan
 from lazyweights.container.reader import CodedFile
 from lazyweights.container.tensor_coder import tensor_coder
+from lazyweights.container.unit_codec import Tables
 from lazyweights.container.unit_stream import tile_columns
 from lazyweights.errors import CodecError, LazyWeightsError
 from lazyweights.hardware.unit_config import STEP_BYTES, TensorStream, table_entries
@@ -95,17 +97,21 @@ def read_tensors(file: CodedFile) -> Iterator[UnitTensor | PlainTensor]:
         If the file is damaged.
     """
     coded = {span.name: (span, first) for _, span, first, _ in file.layout.spans() if span.is_coded}
+    words = np.memmap(file.path, "<u4", "r", shape=(os.path.getsize(file.path) // 4,))
+    offsets = file.layout.offsets()
+    tables = [Tables(table_set) for table_set in file.layout.head.table_sets]
     for info in file.tensors():
         n_weights = int(np.prod(info.shape, dtype=np.int64))
         span, first = coded.get(info.name, (None, 0))
-        tensor = None if span is None else _read_coded(file, span, first, n_weights)
+        tensor = None if span is None else _read_coded(file, words, offsets, tables, span, first, n_weights)
         yield tensor or PlainTensor(info.name, type_name(info.type_id), n_weights, info.n_bytes)
 
 
-def _read_coded(file: CodedFile, span: CodedSpan, first: int, n_weights: int) -> UnitTensor | None:
+def _read_coded(
+    file: CodedFile, all_words: np.ndarray, offsets: np.ndarray, tables: list[Tables], span: CodedSpan, first: int, n_weights: int
+) -> UnitTensor | None:
     """Read the row groups of a tensor; None where none of them is lockstep."""
     assert span.plan is not None
-    assert file._words is not None
     coder = tensor_coder(span.type_id, span.shape[0])
     n_symbols = coder.n_cells * coder.cell_symbols
     width = tile_columns(coder)
@@ -114,7 +120,7 @@ def _read_coded(file: CodedFile, span: CodedSpan, first: int, n_weights: int) ->
     words, steps, rows, sides = [], [], [], []
     coded_bytes = raw_bytes = n_raw = 0
     for unit in range(span.n_units):
-        kind, size = int(file.layout.kinds[first + unit]), int(file._sizes[first + unit])
+        kind, size = int(file.layout.kinds[first + unit]), int(file.layout.sizes[first + unit])
         coded_bytes += size
         if kind == RAW:
             raw_bytes += size
@@ -122,8 +128,8 @@ def _read_coded(file: CodedFile, span: CodedSpan, first: int, n_weights: int) ->
             continue
         if kind != LOCKSTEP:
             return None
-        begin = int(file._offsets[first + unit]) // 4
-        payload = file._words[begin : begin + -(-size // 4)]
+        begin = int(offsets[first + unit]) // 4
+        payload = all_words[begin : begin + -(-size // 4)]
         lengths = payload[: n_header // 2].view("<u2")[: len(widths)].astype(np.int64)
         n_words = N_LANES * int(lengths.sum())
         rest = size - 2 * n_header - 4 * n_words
@@ -135,7 +141,7 @@ def _read_coded(file: CodedFile, span: CodedSpan, first: int, n_weights: int) ->
         sides.append([0] * (len(widths) - 1) + [-(-(rest + 2 * n_header) // STEP_BYTES)])
     if not words:
         return None
-    table_set = file._table_set(span.plan.table_set)
+    table_set = tables[span.plan.table_set]
     number = int(span.plan.cell_tables[0])
     decode_table = table_set.flat[number * TABLE_SIZE : (number + 1) * TABLE_SIZE + 16]
     symbol_bits = min(8, coder.layout.code_bits * coder.layout.codes_per_symbol)
