@@ -192,7 +192,8 @@ def run_variant(variant: Variant, data: dict[str, list[tuple[UnitTensor, np.ndar
         }  # fmt: skip
     report: dict[str, Any] = {
         "key": variant.key, "label": variant.label, "changes": variant.changes, **found,
-        "pj_per_symbol": area.huffman_symbol_pj(variant.design().entry_bits), "area_mm2": variant.design().area_mm2(), "parts_mm2": variant.design().parts(),
+        "pj_per_symbol": area.huffman_symbol_pj(variant.design().entry_bits), "area_mm2": variant.design().area_mm2(),
+        "parts_mm2": variant.design().parts(),
     }  # fmt: skip
     if set(found) == {"pairs", "singles"}:
         report["points_covered"] = placement.points_covered(found["pairs"]["rate"], found["singles"]["rate"])

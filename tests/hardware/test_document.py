@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from lazyweights.hardware import area, placement
 from lazyweights.hardware.devices import find_device
 from lazyweights.hardware.placement import KvCache, ModelBytes, Place
 
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "decode_unit.json"
 BANDWIDTH = 102e9
 MISTRAL_WEIGHTS = 7.2417e9
 MISTRAL_KV = KvCache(n_layers=32, n_heads=8, head_size=128)
@@ -124,3 +127,14 @@ def test_engines_needed():
     assert placement.engines_needed(BANDWIDTH, 5.404, 32, 1e9) == 5
     assert placement.engines_needed(BANDWIDTH, 3.563, 64, 1e9) == 4
     assert placement.engines_needed(BANDWIDTH, 3.563, 32, 1e9) == 8
+
+
+def test_committed_study_covers_all_six_points_at_less_area():
+    rows = {row["key"]: row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]}
+    base, adopted = rows["baseline"], rows["two-narrow"]
+    assert (base["points_covered"], adopted["points_covered"]) == (5, 6)
+    assert base["area_mm2"] == pytest.approx(area.HuffmanDesign().area_mm2())
+    assert adopted["area_mm2"] == pytest.approx(area.HuffmanDesign(window_bits=10, entry_bits=16, two_symbols=True).area_mm2())
+    assert adopted["area_mm2"] < base["area_mm2"]
+    for row in rows.values():
+        assert placement.points_covered(row["pairs"]["rate"], row["singles"]["rate"]) == row["points_covered"]

@@ -186,6 +186,17 @@ def test_two_symbols_a_look_up_need_fewer_cycles():
         np.testing.assert_array_equal(one.symbols, two.symbols)
 
 
+def test_a_window_of_ten_bits_decodes_codes_of_ten_bits():
+    rng = np.random.default_rng(3)
+    symbols = np.clip(rng.normal(16, 5, (64, 90)), 0, 31).astype(np.uint8)
+    lengths = package_merge.code_lengths(np.bincount(symbols.ravel(), minlength=256), 10)
+    table = table_entries(canonical.decode_tables(lengths[None]), 5, True, 10)
+    assert ((table >> 16 & 15) <= 10).all()
+    assert (table.reshape(-1, 2)[:, 0] == table.reshape(-1, 2)[:, 1]).all()  # the unit keeps every second entry
+    written = write_stream(symbols, canonical.codewords(lengths), table, 1)
+    check_equal(symbols, written, AMPLE)
+
+
 def test_demand_layout_has_less_padding_and_no_imbalance():
     rows, columns, *rest = KINDS["pairs"]
     lockstep = make_stream(rows, columns, *rest, variant=StreamVariant(140))[1]
