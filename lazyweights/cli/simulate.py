@@ -38,8 +38,8 @@ def add_parser(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE", help="coded file of the preset unit")
     parser.add_argument("--device", default=None, metavar="NAME", help="machine (default: orin-nano-super)")
     parser.add_argument("--list-devices", action="store_true", help="print the known machines")
-    parser.add_argument("--bandwidth", type=_positive, metavar="GB/S", help="DRAM bandwidth in 10^9 bytes/s")
-    parser.add_argument("--clock", type=_positive, default=1.0, metavar="GHZ", help="clock of the unit (default: 1)")
+    parser.add_argument("--bandwidth", type=_bandwidth, metavar="GB/S", help="DRAM bandwidth in 10^9 bytes/s")
+    parser.add_argument("--clock", type=_clock, default=1.0, metavar="GHZ", help="clock of the unit (default: 1)")
     parser.add_argument("--engines", type=_count, default=4, metavar="N", help="engines of 32 lanes (default: 4)")
     parser.add_argument("--context", type=_tokens, default=4096, metavar="N", help="tokens in the KV cache (default: 4096)")
     parser.add_argument(
@@ -62,8 +62,12 @@ def _number(text: str, low: float, high: float, what: str) -> float:
     return value
 
 
-def _positive(text: str) -> float:
-    return _number(text, 1e-3, 1e5, "a positive number")
+def _bandwidth(text: str) -> float:
+    return _number(text, 1, 1e5, "a number of GB/s from 1 to 100000")
+
+
+def _clock(text: str) -> float:
+    return _number(text, 0.01, 10, "a number of GHz from 0.01 to 10")
 
 
 def _at_least_one(text: str) -> float:
@@ -193,7 +197,7 @@ def print_report(report: UnitReport, *, verbose: bool = False) -> None:
     ]  # fmt: skip
     print_table(columns, rows)
     columns = [
-        Column("weights are decoded (modelled)", True), Column("bytes/token"), Column("floor, ms"), Column("projected, ms"),
+        Column("place (modelled)", True), Column("bytes/token"), Column("floor, ms"), Column("projected, ms"),
         Column("tokens/s"), Column("energy, mJ"), Column("fits", True),
     ]  # fmt: skip
     rows = []

@@ -14,8 +14,11 @@ from lazyweights.errors import CodecError
 from lazyweights.hardware import area, placement
 from lazyweights.hardware.devices import Device
 from lazyweights.hardware.engine_kernels import simulate_unit
-from lazyweights.hardware.unit_config import Loss, UnitConfig
+from lazyweights.hardware.unit_config import STEP_BYTES, Loss, UnitConfig
 from lazyweights.reports.unit_streams import PlainTensor, golden_symbols, read_tensors, require_unit_preset
+
+DRAM_LATENCY_S = 100e-9
+"""Assumption: seconds from a request to its data, whatever the clock of the unit."""
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
@@ -151,8 +154,9 @@ def simulate_file(
         If the file has no streams for the unit, is damaged, or the model decodes other symbols (a bug).
     """
     require_unit_preset(file)
-    config = UnitConfig(n_engines=n_engines, bytes_per_cycle=device.bandwidth / clock_hz)
-    ample = UnitConfig(n_engines=1, bytes_per_cycle=128)
+    latency = max(1, round(DRAM_LATENCY_S * clock_hz))
+    config = UnitConfig(n_engines=n_engines, bytes_per_cycle=device.bandwidth / clock_hz, latency_cycles=latency)
+    ample = UnitConfig(n_engines=1, bytes_per_cycle=STEP_BYTES, latency_cycles=latency)
     has_output = OUTPUT in file
     total = sum(math.prod(info.shape) for info in file.tensors())
     done = cycles = n_weights = plain = 0

@@ -44,6 +44,13 @@ def test_bandwidth_is_what_changes_the_times(lw, unit):
     assert slow["device"]["label"] == "given bandwidth"
 
 
+@pytest.mark.parametrize("options", [("--clock", "10", "--bandwidth", "1"), ("--engines", "1024"), ("--clock", "0.01"),
+                                     ("--device", "rtx-5090", "--context", "0")])  # fmt: skip
+def test_extreme_machines(lw, unit, options):
+    done = lw("simulate", unit, *options)
+    assert done.code == 0, done.stderr
+
+
 def test_speculation_divides_the_passes(lw, unit):
     one, two = (json.loads(lw("simulate", unit, "--json", "--tokens-per-pass", x).text) for x in ("1", "2"))
     assert two["places"][2]["bytes_per_token"] == pytest.approx(one["places"][2]["bytes_per_token"] / 2)
@@ -75,7 +82,8 @@ def test_gguf_file_is_an_error(lw, model):
         (["m.lw", "--plot", "x.txt"], "has to end in"),
         (["-"], "standard input"),
         (["m.lw", "--engines", "0"], "1 to 1024"),
-        (["m.lw", "--clock", "fast"], "positive"),
+        (["m.lw", "--clock", "fast"], "0.01 to 10"),
+        (["m.lw", "--bandwidth", "nan"], "1 to 100000"),
         (["m.lw", "--tokens-per-pass", "0.5"], "at least 1"),
         (["m.lw", "--context", "-1"], "tokens"),
     ],
