@@ -238,6 +238,116 @@ def stock(result: Result) -> Table:
     return Table(["type", "MB", "bits per weight", "seconds", "peak resident MB"], rows, note)
 
 
+def decode_unit(result: Result) -> Table:
+    """Streams and units."""
+    rows = []
+    for row in result["rows"]:
+        cells = []
+        for kind in ("pairs", "singles"):
+            found = row[kind]
+            cells += [f"{found['cycles_per_weight']:.4f}", f"{percent(found['padding'])} %", f"{found['payload_bpw']:.3f}",
+                      f"{found['rate'] / 1e9:.0f}"]  # fmt: skip
+        rows.append([row["label"], row["changes"], *cells, f"{row['area_mm2']:.3f}", f"{row['points_covered']} of 6"])
+    header = ["what", "changes"]
+    for kind in ("4-bit pairs", "5-bit"):
+        header += [f"{kind}:<br>cycles/weight", "padding", "code bits<br>per weight", "G weights/s"]
+    note = (
+        "Modelled. Cycles per weight: of one engine that is never short of bandwidth; G weights/s: of all engines at 1 GHz. "
+        "Padding: share of what is read for the codes. Area: mm2, 7 nm class, fitted to 0.206 for the baseline. "
+        + provenance(result)
+    )
+    return Table([*header, "area", "points<br>covered"], rows, note, 2)
+
+
+def decode_unit_area(result: Result) -> Table:
+    """Where the area is."""
+    rows = []
+    for row in result["rows"]:
+        if row["key"] in ("baseline", "engines-5", "demand", "two", "two-narrow", "two-narrower"):
+            parts = [f"{part:.4f}" for part in row["parts_mm2"].values()]
+            rows.append([row["label"], *parts, f"{row['area_mm2']:.3f}", f"{row['pj_per_symbol']:.2f}"])
+    header = ["what", *result["rows"][0]["parts_mm2"], "all", "pJ per<br>look-up"]
+    return Table(header, rows, f"Modelled; mm2, 7 nm class, fitted to 0.206 for the baseline. {provenance(result)}")
+
+
+def decode_unit_rans(result: Result) -> Table:
+    """rANS beside Huffman codes."""
+    found = result["rans"]
+    rows = []
+    for kind, label in (("pairs", "4-bit pairs"), ("singles", "5-bit")):
+        row = found[kind]
+        rows.append([
+            label, f"`{row['tensor']}`", f"{row['huffman_payload_bpw']:.3f}", f"{row['payload_bpw']:.3f}",
+            f"{row['cycles_per_weight']:.4f}", f"{found['area_ratio'][kind]:.2f}",
+            f"{found['area_ratio_interleaved'][kind]:.2f}",
+        ])  # fmt: skip
+    header = ["codes", "tensor", "Huffman, code bits<br>per weight", "rANS, code bits<br>per weight",
+              "rANS, cycles<br>per weight", "area ratio,<br>equal throughput", "area ratio,<br>interleaved"]  # fmt: skip
+    energy = found["symbol_pj"]
+    note = (
+        f"Modelled. One engine; a step of {found['step_ns']:.2f} ns (fitted), {found['step_cycles']} cycles at 1 GHz. Fitted "
+        f"share of bit cells in an SRAM array: {found['sram_efficiency']:.2f}. Energy of a symbol: Huffman "
+        f"{energy['huffman']:.2f} pJ, rANS {energy['rans']:.2f} pJ. {provenance(result)}"
+    )
+    return Table(header, rows, note, 2)
+
+
+_LOSSES = ("decode", "bandwidth", "latency", "imbalance", "table", "handover", "output", "idle", "drain")
+
+
+def decode_unit_types(result: Result) -> Table:
+    """Cycles of each type."""
+    rows = []
+    for model in result["models"].values():
+        for row in model["types"]:
+            for key, label in (("one_engine", "1, ample"), ("four_engines", "4, 102 B/cycle")):
+                run = row[key]
+                rows.append([
+                    model["label"], row["type"], label, str(row["tensors"]), f"{row['coded_bpw']:.3f}",
+                    f"{run['weights_per_cycle']:.1f}", f"{run['cycles_per_weight']:.4f}",
+                    *(f"{100 * run['shares'][loss]:.1f}" for loss in _LOSSES),
+                ])  # fmt: skip
+    header = ["model", "type", "engines,<br>bus", "tensors", "coded bits<br>per weight", "weights<br>per cycle",
+              "cycles<br>per weight"]  # fmt: skip
+    speeds = ", ".join(f"{m['simulator']['million_weights_per_s']:.0f}" for m in result["models"].values())
+    note = (
+        "Modelled; the nine columns at the right are percent of the lane cycles. Every tensor with coded row groups is in it, "
+        f"and its decoded codes are those of the decoder. Simulated in one thread: {speeds} M weights/s. {provenance(result)}"
+    )
+    return Table([*header, *_LOSSES], rows, note, 3)
+
+
+def decode_unit_limits(result: Result) -> Table:
+    """What shorter limits of codewords cost."""
+    rows = []
+    for model in result["models"].values():
+        for row in model["types"]:
+            rows.append([
+                model["label"], row["type"], f"{row['payload_bpw']:.3f}",
+                *(f"{100 * cost:.3f} %" for cost in row["limit_cost"].values()),
+            ])  # fmt: skip
+    limits = next(iter(result["models"].values()))["types"][0]["limit_cost"]
+    header = ["model", "type", "code bits per weight,<br>at most 11", *(f"longer with<br>at most {limit}" for limit in limits)]
+    return Table(header, rows, f"All codewords of all tensors, one best table a tensor. {provenance(result)}", 2)
+
+
+def decode_unit_points(result: Result) -> Table:
+    """The six operating points."""
+    rows = []
+    base = result["rows"][0]
+    for point in result["points"]:
+        kind = "pairs" if point["pairs"] else "singles"
+        rows.append([
+            f"{point['coded_bpw']:.3f}", "source document" if point["given"] else "assumption",
+            "4 bits, pairs" if point["pairs"] else "5 bits", f"{point['required'] / 1e9:.0f}",
+            "256" if point["pairs"] else "128", f"{base[kind]['rate'] / 1e9:.0f}",
+            "yes" if base[kind]["rate"] >= point["required"] else "no",
+        ])  # fmt: skip
+    header = ["coded bits<br>per weight", "from", "codes", "needed,<br>G weights/s", "four engines,<br>peak",
+              "four engines,<br>simulated", "covered"]  # fmt: skip
+    return Table(header, rows, f"Modelled, at 102 GB/s and 1 GHz. {provenance(result)}", 3)
+
+
 TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "capture": ("capture", capture),
     "hessians": ("capture", hessians),
@@ -250,6 +360,12 @@ TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "memory": ("memory", memory),
     "coders": ("coders", coders),
     "llama_load": ("llama_load", llama_load),
+    "decode_unit": ("decode_unit", decode_unit),
+    "decode_unit_points": ("decode_unit", decode_unit_points),
+    "decode_unit_rans": ("decode_unit", decode_unit_rans),
+    "decode_unit_area": ("decode_unit", decode_unit_area),
+    "decode_unit_limits": ("decode_unit", decode_unit_limits),
+    "decode_unit_types": ("decode_unit", decode_unit_types),
 }
 """Name of a table: the benchmark whose JSON it shows, and what builds it."""
 

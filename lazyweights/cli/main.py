@@ -17,7 +17,18 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import lazyweights
-from lazyweights.cli import capture, decode, encode, execute, inspect, perplexity, run, stock_quantize, verify
+from lazyweights.cli import (
+    capture,
+    decode,
+    encode,
+    execute,
+    inspect,
+    perplexity,
+    run,
+    simulate,
+    stock_quantize,
+    verify,
+)
 from lazyweights.cli.messages import FAILED, INTERRUPTED, PROGRAM, USAGE, UsageError, describe_error, say, say_error
 from lazyweights.cli.options import VerbParser
 
@@ -46,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lazyweights.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
-    for module in (encode, decode, verify, inspect, perplexity, run, execute, capture, stock_quantize):
+    for module in (encode, decode, verify, inspect, perplexity, run, execute, capture, stock_quantize, simulate):
         module.add_parser(verbs)
     return parser
 

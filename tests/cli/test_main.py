@@ -12,7 +12,7 @@ import lazyweights
 from lazyweights.cli import encode
 from tests.cli.conftest import REPOSITORY, environment, run_process, start
 
-VERBS = ("encode", "decode", "verify", "inspect", "perplexity", "run", "exec", "capture", "stock-quantize")
+VERBS = ("encode", "decode", "verify", "inspect", "perplexity", "run", "exec", "capture", "stock-quantize", "simulate")
 
 
 def test_version_is_that_of_the_project(lw):
