@@ -137,12 +137,6 @@ class Emitter:
         """Return the window behind the codeword of `entry`."""
         return self.shift_left_joined(window, window, entry)
 
-    def place_symbol(self, entry: Any, place: int) -> Any:
-        """Return the symbol of an entry as byte `place` of a word."""
-        b = self.b
-        moved = b.lshr(entry, splat(8)) if place == 0 else b.shl(entry, splat(8 * place - 8)) if place > 1 else entry
-        return b.and_(moved, splat(255 << (8 * place)))
-
     def select_bits(self, mask: int, ones: Any, zeros: Any) -> Any:
         """Return ``(ones & mask) | (zeros & ~mask)`` as one instruction that LLVM does not turn into a shuffle."""
         name = "llvm.x86.avx512.pternlog.d.512"

@@ -62,7 +62,7 @@ def unpack_aligned(packed, at, n_bits, out):  # type: ignore[no-untyped-def]
     """
     n = out.size
     end = (at >> 3) + 2 * n_bits * (n // 16) + 64
-    if at & 7 or n % 16 or n_bits < 1 or n_bits > 25 or end > packed.size:
+    if at & 7 or n % 16 or n_bits < 1 or n_bits > UNPACK_BITS_MAX or end > packed.size:
         return False
     _unpack(packed, np.int64(at >> 3), np.int64(n_bits), out, np.int64(n // 16))
     return True

@@ -53,7 +53,7 @@ def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, n
             with cgutils.for_range(b, quads) as quad:
                 left = b.sub(cell_length, b.mul(quad.index, e.index(4)))
                 present = [e.broadcast(b.icmp_signed(">", left, e.index(k))) for k in range(4)]
-                packed: list[Any] = [None, None]
+                entries: list[list[Any]] = [[], []]
                 for place in (0, 2):
                     # A quad with one or two symbols takes no third refill: skip it as the encoder does.
                     for v in range(2):
@@ -64,14 +64,13 @@ def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, n
                         for k in (place, place + 1):
                             table = b.select(present[k], tables_of[v], null_table) if k else tables_of[v]
                             entry = e.decode(window, tables_p, table)
-                            symbol = e.place_symbol(entry, k)
-                            packed[v] = b.or_(packed[v], symbol) if k else symbol
+                            entries[v].append(entry)
                             state[2] = b.sub(state[2], entry)
                             window = e.skip(window, entry)
                         e.set(lanes[v], state)
                 o = b.load(out_v)
                 for v in range(2):
-                    e.store(packed[v], out_p, b.add(o, e.index(N * v)))
+                    e.store(e.pack_symbols(entries[v]), out_p, b.add(o, e.index(N * v)))
                 b.store(b.add(o, e.index(32)), out_v)
         e.store_state(lanes, arrays)
         return b.load(pos_v)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -225,6 +226,18 @@ def _decode_units(layout: Layout, fd: int, threads: int, path: str) -> Iterator[
         worker.release(data)
 
 
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Give the errors of the body the file they are about; those of the system become ours."""
+    try:
+        yield
+    except OSError as error:
+        raise LazyWeightsError(f"cannot read: {error.strerror}", path=path) from error
+    except LazyWeightsError as error:
+        error.path = error.path or path
+        raise
+
+
 def iter_decoded(
     source: str | os.PathLike[str], *, threads: int = 0, progress: ProgressCallback | None = None
 ) -> Iterator[memoryview]:
@@ -240,20 +253,14 @@ def iter_decoded(
         If the file cannot be read.
     """
     path = os.fspath(source)
-    try:
-        with open(path, "rb") as file:
-            layout = read_layout(file, os.fstat(file.fileno()).st_size)
-            done = 0
-            for job, data in _decode_units(layout, file.fileno(), thread_count(threads), path):
-                yield memoryview(data)
-                done += job.n_bytes
-                if progress:
-                    progress(Progress(done, layout.source_size, 0, "decode", job.span.name))
-    except OSError as error:
-        raise LazyWeightsError(f"cannot read: {error.strerror}", path=path) from error
-    except LazyWeightsError as error:
-        error.path = error.path or path
-        raise
+    with _naming(path), open(path, "rb") as file:
+        layout = read_layout(file, os.fstat(file.fileno()).st_size)
+        done = 0
+        for job, data in _decode_units(layout, file.fileno(), thread_count(threads), path):
+            yield memoryview(data)
+            done += job.n_bytes
+            if progress:
+                progress(Progress(done, layout.source_size, 0, "decode", job.span.name))
 
 
 def iter_placed(
@@ -286,31 +293,25 @@ def iter_placed(
         If a file cannot be read or written.
     """
     path = os.fspath(source)
-    try:
-        with open(path, "rb") as file:
-            layout = read_layout(file, os.fstat(file.fileno()).st_size)
-            size = layout.source_size
-            header_bytes = next((offset for _, span, _, offset in layout.spans() if span.is_coded), size)
-            yield Placed(0, header_bytes, size)
-            worker = _Worker(layout, file.fileno(), path)
-            n_threads = thread_count(threads)
+    with _naming(path), open(path, "rb") as file:
+        layout = read_layout(file, os.fstat(file.fileno()).st_size)
+        size = layout.source_size
+        header_bytes = next((offset for _, span, _, offset in layout.spans() if span.is_coded), size)
+        yield Placed(0, header_bytes, size)
+        worker = _Worker(layout, file.fileno(), path)
+        n_threads = thread_count(threads)
 
-            def place(job: _Job) -> _Job:
-                data = worker.decode(job)
-                _write_at(sink, data, job.first_byte)
-                worker.release(data)
-                return job
+        def place(job: _Job) -> _Job:
+            data = worker.decode(job)
+            _write_at(sink, data, job.first_byte)
+            worker.release(data)
+            return job
 
-            for job in ordered_map(place, _jobs(layout, n_threads), n_threads):
-                done = job.first_byte + job.n_bytes
-                if progress:
-                    progress(Progress(done, size, 0, "decode", job.span.name))
-                yield Placed(done, header_bytes, size)
-    except OSError as error:
-        raise LazyWeightsError(f"cannot read: {error.strerror}", path=path) from error
-    except LazyWeightsError as error:
-        error.path = error.path or path
-        raise
+        for job in ordered_map(place, _jobs(layout, n_threads), n_threads):
+            done = job.first_byte + job.n_bytes
+            if progress:
+                progress(Progress(done, size, 0, "decode", job.span.name))
+            yield Placed(done, header_bytes, size)
 
 
 def load_kernels(source: str | os.PathLike[str]) -> None:
@@ -324,22 +325,16 @@ def load_kernels(source: str | os.PathLike[str]) -> None:
         If the file cannot be read.
     """
     path = os.fspath(source)
-    try:
-        with open(path, "rb") as file:
-            layout = read_layout(file, os.fstat(file.fileno()).st_size)
-            worker = _Worker(layout, file.fileno(), path)
-            seen: set[tuple[int, int]] = set()
-            for job in _jobs(layout):
-                plan = job.span.plan
-                kind = (job.span.type_id, plan.coder) if plan else (-1, -1)
-                if kind not in seen:
-                    worker.release(worker.decode(job))
-                seen.add(kind)
-    except OSError as error:
-        raise LazyWeightsError(f"cannot read: {error.strerror}", path=path) from error
-    except LazyWeightsError as error:
-        error.path = error.path or path
-        raise
+    with _naming(path), open(path, "rb") as file:
+        layout = read_layout(file, os.fstat(file.fileno()).st_size)
+        worker = _Worker(layout, file.fileno(), path)
+        seen: set[tuple[int, int]] = set()
+        for job in _jobs(layout):
+            plan = job.span.plan
+            kind = (job.span.type_id, plan.coder) if plan else (-1, -1)
+            if kind not in seen:
+                worker.release(worker.decode(job))
+            seen.add(kind)
 
 
 def _write_at(fd: int, data: bytes | np.ndarray, offset: int) -> None:
@@ -371,21 +366,15 @@ def decode_file(
     """
     started = time.monotonic()
     path = os.fspath(source)
-    try:
-        with open(path, "rb") as file:
-            layout = read_layout(file, os.fstat(file.fileno()).st_size)
-            with AtomicFile(output, force, source) as sink:
-                done = 0
-                for job, data in _decode_units(layout, file.fileno(), thread_count(threads), path):
-                    sink.write(data)
-                    done += job.n_bytes
-                    if progress:
-                        progress(Progress(done, layout.source_size, 0, "decode", job.span.name))
-    except OSError as error:
-        raise LazyWeightsError(f"cannot read: {error.strerror}", path=path) from error
-    except LazyWeightsError as error:
-        error.path = error.path or path
-        raise
+    with _naming(path), open(path, "rb") as file:
+        layout = read_layout(file, os.fstat(file.fileno()).st_size)
+        with AtomicFile(output, force, source) as sink:
+            done = 0
+            for job, data in _decode_units(layout, file.fileno(), thread_count(threads), path):
+                sink.write(data)
+                done += job.n_bytes
+                if progress:
+                    progress(Progress(done, layout.source_size, 0, "decode", job.span.name))
     return DecodeResult(path, os.fspath(output), layout.file_size, layout.source_size, time.monotonic() - started)
 
 

@@ -184,7 +184,8 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
             target = words.view(np.uint8)
             for unit, offset in zip(units, offsets.tolist(), strict=False):
                 target[offset : offset + len(unit.payload)] = np.frombuffer(unit.payload, np.uint8)
-        decode_rows(span, 0, kinds, payload_sizes, offsets[:-1], words, tables, back)
+        part = Part(span, 0, len(kinds), len(back))
+        decode_parts([part], kinds, payload_sizes, offsets[:-1], words, tables, back.reshape(-1))
         if not _equal(back.reshape(-1), packed.reshape(-1)):
             raise CodecError("what was encoded does not decode to the same bytes; please report this", tensor=span.name)
     return units
@@ -222,21 +223,6 @@ class Part:
     n_units: int
     n_rows: int
     first_byte: int = 0
-
-
-def decode_rows(
-    span: CodedSpan,
-    first_unit: int,
-    kinds: np.ndarray,
-    sizes: np.ndarray,
-    offsets: np.ndarray,
-    words: np.ndarray,
-    tables: Tables,
-    packed: np.ndarray,
-) -> None:
-    """Decode row groups of one outer index into `packed`, uint8 (rows, row_bytes); see `decode_parts`."""
-    part = Part(span, first_unit, len(kinds), len(packed))
-    decode_parts([part], kinds, sizes, offsets, words, tables, packed.reshape(-1))
 
 
 def decode_parts(

@@ -21,9 +21,6 @@ what its 53.0 ms for 3.5 GB at 102 GB/s come to."""
 DOCUMENT_PENALTY = (2.5, 3.2)
 """How many times slower a token is where software decodes inside the kernel: measured by the source document's authors."""
 
-DOCUMENT_SOFTWARE_SLOWDOWN = (15.0, 20.0)
-"""How many times slower software decodes than DRAM delivers: the same; the decoder alone, not the token."""
-
 SOFTWARE_PJ_PER_WEIGHT = 20.0
 """Assumption: energy of some 20 instructions a weight on a mobile GPU at about 1 pJ each beside their data."""
 

@@ -31,7 +31,6 @@ from lazyweights.llama.capture import InputGroup
 from lazyweights.llama.ggml_tensor import F32
 from lazyweights.llama.hessians import CaptureInfo, Hessians
 
-FORMATS = ("gguf", "dat")
 SUMS_SUFFIX, COUNTS_SUFFIX = ".in_sum2", ".counts"
 DATASETS_KEY, CHUNK_COUNT_KEY, CHUNK_SIZE_KEY = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 DEFAULT_CHUNK_SIZE = 512
