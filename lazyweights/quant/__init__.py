@@ -1,0 +1,1 @@
+"""Other weights for the same model: quantizers and importers, and the writing of GGUF files with tensors replaced."""
