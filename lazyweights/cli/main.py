@@ -22,6 +22,7 @@ from lazyweights.cli import (
     decode,
     encode,
     execute,
+    import_gptq,
     inspect,
     perplexity,
     run,
@@ -57,7 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lazyweights.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
-    for module in (encode, decode, verify, inspect, perplexity, run, execute, capture, stock_quantize, simulate):
+    for module in (
+        encode, decode, verify, inspect, perplexity, run, execute, capture, stock_quantize, import_gptq, simulate,
+    ):  # fmt: skip
         module.add_parser(verbs)
     return parser
 
