@@ -312,6 +312,15 @@ def _check_config(config: Mapping[str, Any], metadata: Mapping[str, Any], archit
         if isinstance(ours, int) and isinstance(theirs, int) and ours != theirs:
             said = f"{name} is {ours} in config.json, and {architecture}.{key} is {theirs} in the base"
             raise QuantizationError(f"the base is not of this model: {said}")
+    rope = config.get("rope_parameters")
+    theta = config.get("rope_theta", rope.get("rope_theta") if isinstance(rope, dict) else None)
+    for key, name, number in (
+        ("attention.layer_norm_rms_epsilon", "rms_norm_eps", config.get("rms_norm_eps")), ("rope.freq_base", "rope_theta", theta),
+    ):  # fmt: skip
+        known = metadata.get(f"{architecture}.{key}")
+        if isinstance(number, int | float) and isinstance(known, float) and np.float32(number) != np.float32(known):
+            said = f"{name} is {number} in config.json, and {architecture}.{key} is {known:g} in the base"
+            raise QuantizationError(f"the base is not of this model: {said}")
     if not isinstance(config.get("num_hidden_layers"), int) or not isinstance(config.get("num_attention_heads"), int):
         raise QuantizationError("config.json lacks num_hidden_layers or num_attention_heads")
 

@@ -323,6 +323,7 @@ def with_array(name: str, array: np.ndarray | None) -> Callable[[SampleModel], N
         (with_config(hidden_size=128), "hidden_size is 128 in config.json, and llama.embedding_length is 64"),
         (with_config(num_key_value_heads=4), "num_key_value_heads is 4"),
         (with_config(num_hidden_layers="2"), "config.json lacks"),
+        (with_config(rms_norm_eps=1e-6), "rms_norm_eps is 1e-06 in config.json, and .* is 1e-05 in the base"),
         (with_array("model.norm.weight", None), "no array for 1 tensors; the first is output_norm.weight"),
         (with_array("lm_head.weight", None), "no array for 1 tensors; the first is output.weight"),
         (with_array("model.norm.weight", np.ones(32, np.float16)), r"expected \(64,\), found \(32,\)"),
@@ -426,7 +427,7 @@ def test_config_of_quantization_survives_odd_values(base: Path, tmp_path: Path) 
     folder = model.write(tmp_path / "hf")
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= {"dynamic": None, "meta": {"quantizer": ["gptqmodel:7.7.0"]}, "damp_percent": 0.05}
-    config["rope_scaling"] = None
+    config |= {"rope_scaling": None, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "head_dim": 16}
     (folder / "config.json").write_text(json.dumps(config))
     import_gptq(folder, base, tmp_path / "out.gguf")
     assert_equal_values(values_of(tmp_path / "out.gguf"), expected_values(model))

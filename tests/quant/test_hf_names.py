@@ -49,7 +49,7 @@ def test_experts() -> None:
 
 def test_derived_and_unknown_names() -> None:
     assert target_of("model.layers.0.self_attn.rotary_emb.inv_freq") is None
-    unknown = ("model.layers.0.self_attn.x_proj.weight", "lm_head.scale", "model.layers.0.input_layernorm", "", "model.layers.x.y")
+    unknown = ("model.layers.0.self_attn.x_proj.weight", "lm_head.scale", "model.layers.0.input_layernorm", "", "model.layers.x")
     for name in unknown:
         with pytest.raises(QuantizationError, match="no GGUF tensor is known") as caught:
             target_of(name)

@@ -54,5 +54,6 @@ def test_refusals(base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert main(["import-gptq", str(folder), "--base", str(tmp_path / "none.gguf"), "-o", str(tmp_path / "out.gguf")]) == 1
     assert "none.gguf" in capfd.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
-    assert main(["import-gptq", str(folder), "--base", str(base), "-o", str(tmp_path / "out.gguf"), "--float-fallback", "-v"]) == 0
+    output = str(tmp_path / "out.gguf")
+    assert main(["import-gptq", str(folder), "--base", str(base), "-o", output, "--float-fallback", "-v"]) == 0
     assert "F32: 1, Q4_0: 13" in capfd.readouterr().err
