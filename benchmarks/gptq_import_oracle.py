@@ -33,7 +33,8 @@ CASES = (
     # bits, group size, symmetric, desc_act, checkpoint format
     (2, 32, True, False, "gptq"), (2, 32, False, False, "gptq_v2"),
     (3, 32, True, False, "gptq"), (3, 64, False, False, "gptq_v2"),
-    (4, 32, True, False, "gptq"), (4, 64, True, False, "gptq_v2"), (4, 32, False, False, "gptq"), (4, 32, False, False, "gptq_v2"),
+    (4, 32, True, False, "gptq"), (4, 64, True, False, "gptq_v2"),
+    (4, 32, False, False, "gptq"), (4, 32, False, False, "gptq_v2"),
     (4, -1, True, True, "gptq"), (4, 32, True, True, "gptq"),
     (8, 32, True, False, "gptq"), (8, 32, False, False, "gptq_v2"),
 )  # fmt: skip
@@ -52,7 +53,8 @@ def write_float_model(folder: Path) -> None:
     config = LlamaConfig(
         hidden_size=tiny_model.N_EMBEDDING, intermediate_size=N_FEED_FORWARD, num_hidden_layers=tiny_model.N_LAYERS,
         num_attention_heads=tiny_model.N_HEADS, num_key_value_heads=tiny_model.N_KV_HEADS, vocab_size=tiny_model.N_VOCAB,
-        max_position_embeddings=tiny_model.N_CONTEXT, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False, rms_norm_eps=1e-5,
+        max_position_embeddings=tiny_model.N_CONTEXT, bos_token_id=1, eos_token_id=2,
+        tie_word_embeddings=False, rms_norm_eps=1e-5,
     )  # fmt: skip
     LlamaForCausalLM(config).half().save_pretrained(folder)
     words = {f"t{i}": i for i in range(tiny_model.N_VOCAB)}
