@@ -33,7 +33,7 @@ ROOMS["reports"] = set(ROOMS)
 ROOMS["cli"] = {*ROOMS, "reports", "lazyweights"}
 
 TOP = {"__init__", "__main__"}  # of the package itself: any room, but only inside functions
-OPTIONAL = {"cupy", "llama_cpp", "matplotlib", "gguf"}
+OPTIONAL = {"cupy", "llama_cpp", "matplotlib", "jinja2", "markupsafe", "gguf"}
 
 
 @dataclass(frozen=True)
