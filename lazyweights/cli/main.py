@@ -24,6 +24,7 @@ from lazyweights.cli import (
     execute,
     inspect,
     perplexity,
+    report,
     run,
     simulate,
     stock_quantize,
@@ -57,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lazyweights.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
-    for module in (encode, decode, verify, inspect, perplexity, run, execute, capture, stock_quantize, simulate):
+    for module in (encode, decode, verify, inspect, perplexity, run, execute, capture, stock_quantize, report, simulate):
         module.add_parser(verbs)
     return parser
 
