@@ -107,7 +107,8 @@ def verbs() -> dict[str, argparse.ArgumentParser]:
 
 
 @pytest.mark.parametrize(
-    "verb", ["encode", "decode", "verify", "inspect", "perplexity", "run", "exec", "capture", "stock-quantize", "simulate"]
+    "verb", ["encode", "decode", "verify", "inspect", "perplexity", "run", "exec", "capture", "stock-quantize", "report",
+     "simulate"]
 )
 def test_options_are_listed(verb: str) -> None:
     section = read("docs/cli.md").split(f"\n## {verb}\n")[1].split("\n## ")[0]
