@@ -110,7 +110,7 @@ def verbs() -> dict[str, argparse.ArgumentParser]:
     "verb",
     [
         "encode", "decode", "verify", "inspect", "perplexity", "run", "exec", "capture", "stock-quantize", "import-gptq",
-        "simulate",
+        "quantize", "report", "simulate",
     ],
 )  # fmt: skip
 def test_options_are_listed(verb: str) -> None:

@@ -164,7 +164,7 @@ def pack(
     """
     rows, columns = shape
     halves = scales.astype(np.float16)
-    planes = {"scale": halves.view(np.uint16)[None]}
+    planes: dict[str, np.ndarray] = {"scale": halves.view(np.uint16)[None]}
     if container.has_min:
         zero = container.zero_code if container.max_sub_scale > 1 else -container.zero_code
         with np.errstate(over="ignore"):

@@ -1,6 +1,7 @@
 """How much each weight matters to what the model says: Fisher information, as one matrix a tensor and one number a row.
 
-A change D of a weight matrix (rows, columns) moves the distribution of the next token; in second order the divergence per token is
+A change D of a weight matrix (rows, columns) moves the distribution of the next token. The divergence per token is, in second
+order,
 
     KLD ~ 1/2 coherence * sum over rows i of  row_weights[i] * D[i]' H D[i]
 
@@ -8,8 +9,8 @@ A change D of a weight matrix (rows, columns) moves the distribution of the next
   from the model's own distribution, which makes their second moment the Fisher information (not the "empirical" one of the
   text's tokens).
 - ``H``: mean of ``x x'`` over the inputs x, each weighted with the square norm of its output gradient: tokens that matter count.
-- ``coherence``: the above treats tokens as independent, but one D moves all of them. ``|sum of g x'|^2 / sum of |g|^2 |x|^2`` says
-  how much their effects add up; it is near 3 for values of attention, which are summed over tokens, and near 1 elsewhere.
+- ``coherence``: the above treats tokens as independent, but one D moves all of them. ``|sum of g x'|^2 / sum of |g|^2 |x|^2``
+  says how much their effects add up; it is near 3 for values of attention, which are summed over tokens, and near 1 elsewhere.
 
 The token embedding that also is the output matrix gets both roles: the probability of a token weighs its row, and H has the
 curvature of the output plus that of the input. Layers are run one at a time (`lazyweights.quant.transformer`), with the inputs of
@@ -18,6 +19,7 @@ all layers in a temporary file; sums are taken in the order of the chunks, so th
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -184,6 +186,18 @@ def _part(x: np.ndarray, gradient: np.ndarray) -> _Part:
     )  # fmt: skip
 
 
+def _back(
+    layer: Layer, states: np.ndarray, gradients: np.ndarray, chunk: int
+) -> tuple[np.ndarray, dict[str, _Part]]:
+    """Return the gradient of a layer's input for a chunk, and what its matrices see."""
+    parts: dict[str, _Part] = {}
+
+    def record(name: str, x: np.ndarray, gradient: np.ndarray) -> None:
+        parts[name] = _part(x, gradient)
+
+    return layer.backward(states[chunk], gradients[chunk], record), parts
+
+
 def measure_curvature(
     model: str | os.PathLike[str], text: str | os.PathLike[str], output: str | os.PathLike[str], *, n_ctx: int = 512,
     n_chunks: int | None = 64, seed: int = 0, threads: int = 0, force: bool = False, allow_requantize: bool = False,
@@ -234,7 +248,7 @@ def measure_curvature(
         )  # fmt: skip
         run = _Run(source, architecture, chunks, seed, n_threads, progress)
         names = run.names()
-        shapes = {}
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name in names:
             rows, columns = source.shape(name)
             shapes[f"{name}.hessian"] = ("<f4", (columns, columns))
@@ -313,13 +327,12 @@ class _Run:
         gradients = np.memmap(os.path.join(folder, "gradients"), np.float32, "w+", shape=shape[1:])
         output = embedding if self._is_tied else self._source.rows(OUTPUT)
         of_output = _OutputSums(output.shape)
-        for i, (gradient, part) in enumerate(
-            ordered_map(lambda i: self._head(output, states[arch.n_layers, i], i), range(len(chunks)), self._threads)
-        ):
+        head = functools.partial(self._head, output, states[arch.n_layers])
+        for i, (gradient, of_chunk) in enumerate(ordered_map(head, range(len(chunks)), self._threads)):
             gradients[i] = gradient
-            of_output.add(part)
+            of_output.add(of_chunk)
             self._step("output")
-        del output
+        del output, head
         if not self._is_tied:
             yield OUTPUT, of_output.result()
 
@@ -327,14 +340,7 @@ class _Run:
             layer = self._layer(index)
             sums = {name: _Sums(*self._source.shape(name)) for name in layer_weight_names(index)}
 
-            def back(i: int, layer: Layer = layer, index: int = index) -> tuple[np.ndarray, dict[str, _Part]]:
-                parts: dict[str, _Part] = {}
-
-                def record(name: str, x: np.ndarray, gradient: np.ndarray) -> None:
-                    parts[name] = _part(x, gradient)
-
-                return layer.backward(states[index, i], gradients[i], record), parts
-
+            back = functools.partial(_back, layer, states[index], gradients)
             for i, (gradient, parts) in enumerate(ordered_map(back, range(len(chunks)), self._threads)):
                 gradients[i] = gradient
                 for name, part in parts.items():
@@ -361,8 +367,9 @@ class _Run:
     def _layer(self, index: int) -> Layer:
         return Layer(self._arch, index, self._source.layer_weights(f"blk.{index}."), self._rotation)
 
-    def _head(self, output: np.ndarray, x: np.ndarray, chunk: int) -> tuple[np.ndarray, _OutputPart]:
-        """Return the gradient of the last layer's output, and what the output matrix sees."""
+    def _head(self, output: np.ndarray, states: np.ndarray, chunk: int) -> tuple[np.ndarray, _OutputPart]:
+        """Return the gradient of the last layer's output of a chunk, and what the output matrix sees."""
+        x = states[chunk]
         weight, epsilon = self._source.vector(OUTPUT_NORM), self._arch.norm_epsilon
         normed = normalize(x, weight, epsilon)
         draws = np.random.Generator(np.random.PCG64([self._seed, chunk])).random(len(x))

@@ -111,7 +111,7 @@ def _quantize_run(
     widen, codes, doublings, found_sub_scales, errors, loss, counts,
 ):  # fmt: skip
     """Quantize columns `start` to `stop` of all rows; return how many sub-blocks were widened."""
-    rows, columns = work.shape
+    rows = len(work)
     reach = np.float32(highest)  # half a step less than what rounds to it: columns before may push a weight further out
     n_widened = 0
     for row in range(rows):

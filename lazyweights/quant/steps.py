@@ -1,8 +1,8 @@
 """How wide each step is: where the bits go.
 
-With steps s the error of a weight after GPTQ costs ``row_weight * s^2 / (12 * U[j, j]^2)`` (see `lazyweights.quant.factors`), and a
-code costs ``log2(spread / s)`` bits. Least bits for a given sum of costs means that every weight costs the same (water-filling, as
-in arXiv 2603.04956):
+With steps s the error of a weight after GPTQ costs ``row_weight * s^2 / (12 * U[j, j]^2)`` (see `lazyweights.quant.factors`),
+and a code costs ``log2(spread / s)`` bits. Least bits for a given sum of costs means that every weight costs the same
+(water-filling, as in arXiv 2603.04956):
 
     s[row, column] = step * U[column, column] / sqrt(row_weight[row] * coherence)
 

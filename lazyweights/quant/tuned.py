@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -248,7 +248,7 @@ class TunedQuantizer:
         described = [self._known.identity, hashlib.sha256(self._view[: self._scan.data_offset]).hexdigest(), len(self._view)]
         return json.dumps([*described, repr(step), asdict(self.settings)], sort_keys=True)
 
-    def _tensors(self, step: float, journal: _Journal | None, reports: list[dict[str, Any]]) -> Iterator[NewTensor]:
+    def _tensors(self, step: float, journal: _Journal | None, reports: list[dict[str, Any]]) -> Generator[NewTensor, None, None]:
         """Yield the new tensors in the order of `names`; slabs are computed ahead, on all cores."""
         prepared = {name: _Once(functools.partial(self._prepare, name, step)) for name in self.names}
         stored = {name: journal is not None and journal.has(name) for name in self.names}
