@@ -123,7 +123,7 @@ def split_steps(container: Container, steps: np.ndarray) -> tuple[np.ndarray, np
         return snap(steps), np.ones(len(steps), np.int32)
     blocks = steps.reshape(-1, container.block_columns // container.sub_columns)
     most = container.max_sub_scale // 2
-    scales = snap(blocks.max(axis=1) / most)
+    scales = snap(blocks.max(axis=1) / most * (1 + 1 / 31))  # rounding down still leaves room
     sub_scales = np.clip(np.rint(blocks / scales[:, None]), 1, most)
     return scales, sub_scales.astype(np.int32).reshape(-1)
 

@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -93,8 +93,14 @@ def open_gguf(source: str | os.PathLike[str] | Buffer) -> Iterator[tuple[memoryv
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise FormatError("this is an empty file, not a GGUF file", path=path)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, byte_view(mapped) as view:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        view = memoryview(mapped)
+        try:
             yield view, _checked_scan(view, path)
+        finally:
+            with suppress(BufferError):  # an error on its way up may hold parts of the view: they go with it
+                view.release()
+                mapped.close()
 
 
 def _checked_scan(view: memoryview, path: str | None) -> Scan:

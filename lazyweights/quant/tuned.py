@@ -221,7 +221,6 @@ class TunedQuantizer:
                 tensors.close()
         if journal is not None:
             journal.remove()
-        _check_fallbacks(reports)
         return TunedResult(
             {"step": step, **asdict(self.settings)}, time.monotonic() - started, result.output_bytes, result.n_weights,
             sum(report["error"] for report in reports), reports, 0 if journal is None else journal.n_reused,
@@ -275,6 +274,8 @@ class TunedQuantizer:
                 if journal is not None:
                     journal.store(name, report, packed)
             reports.append(report)
+            if name == self.names[-1]:
+                _check_fallbacks(reports)  # before the file gets its name
             yield CONTAINERS[report["type"]].type_id, (columns, rows), [packed]
 
     def _prepare(self, name: str, step: float) -> _Prepared:
