@@ -309,8 +309,8 @@ class _Run:
         found = points.get(key) or self._reuse(key)
         if found is not None:
             return found
-        name = f"step {step:.4g}"
-        output = self._output(f"tuned-{step:.4g}", key)
+        name = f"tuned {step:.4g}"
+        output = self._output(name.replace(" ", "-"), key)
         try:
             self.watcher.stage(f"{name}: quantize", 0, 0)
             started = time.monotonic()

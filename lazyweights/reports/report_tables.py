@@ -219,7 +219,7 @@ def tensor_table(point: Mapping[str, Any]) -> Table:
     columns = (
         Column("tensor", True), Column("type", True), Column("weights"), Column("bpw"),
         Column("entropy", meaning="order-0 entropy of the codes, bits"), Column("coded bpw"),
-        Column("error", meaning="share of the outputs that is lost"),
+        Column("error", meaning="squared change of the outputs, relative"),
     )  # fmt: skip
     rows = []
     for tensor in point["tensors"]:
