@@ -238,6 +238,20 @@ def stock(result: Result) -> Table:
     return Table(["type", "MB", "bits per weight", "seconds", "peak resident MB"], rows, note)
 
 
+def gptq_import(result: Result) -> Table:
+    """GPTQ checkpoints against GPTQModel's own dequantizer."""
+    rows = [
+        [
+            str(row["bits"]), str(row["group_size"]), "yes" if row["symmetric"] else "no", "yes" if row["desc_act"] else "no",
+            f"`{row['format']}`", "refused; with the fallback " * (row["refused"] is not None) + ", ".join(row["types"]),
+            f"{row['n_values']:,}", str(row["n_different"]),
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    header = ["bits", "group size", "symmetric", "act-order", "format", "matrices become", "values compared", "different"]
+    return Table(header, rows, f"GPTQModel {result['gptqmodel']}; {provenance(result)}", 6)
+
+
 def decode_unit(result: Result) -> Table:
     """Streams and units."""
     rows = []
@@ -352,6 +366,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "capture": ("capture", capture),
     "hessians": ("capture", hessians),
     "stock": ("capture", stock),
+    "gptq_import": ("gptq_import_oracle", gptq_import),
     "sizes": ("sizes", sizes),
     "types": ("type_sizes", types),
     "speed": ("codec_speed", speed),

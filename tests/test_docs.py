@@ -107,9 +107,12 @@ def verbs() -> dict[str, argparse.ArgumentParser]:
 
 
 @pytest.mark.parametrize(
-    "verb", ["encode", "decode", "verify", "inspect", "perplexity", "run", "exec", "capture", "stock-quantize", "report",
-     "simulate"]
-)
+    "verb",
+    [
+        "encode", "decode", "verify", "inspect", "perplexity", "run", "exec", "capture", "stock-quantize", "import-gptq",
+        "quantize", "report", "simulate",
+    ],
+)  # fmt: skip
 def test_options_are_listed(verb: str) -> None:
     section = read("docs/cli.md").split(f"\n## {verb}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`-.+?) \| ", section, re.MULTILINE)

@@ -22,8 +22,10 @@ from lazyweights.cli import (
     decode,
     encode,
     execute,
+    import_gptq,
     inspect,
     perplexity,
+    quantize,
     report,
     run,
     simulate,
@@ -58,7 +60,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lazyweights.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=VerbParser)
-    for module in (encode, decode, verify, inspect, perplexity, run, execute, capture, stock_quantize, report, simulate):
+    for module in (
+        encode, decode, verify, inspect, perplexity, run, execute, capture, stock_quantize, quantize, import_gptq, report,
+        simulate,
+    ):  # fmt: skip
         module.add_parser(verbs)
     return parser
 

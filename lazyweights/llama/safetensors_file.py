@@ -11,10 +11,12 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from lazyweights.container.gguf_values import describe_bytes
 from lazyweights.errors import FormatError, LimitError, OffsetError, TruncatedError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -24,6 +26,10 @@ METADATA_KEY = "__metadata__"
 
 _DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+_ITEM_BYTES = {
+    **{name: np.dtype(dtype).itemsize for name, dtype in _DTYPES.items()},
+    "BF16": 2, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8,
 }  # fmt: skip
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
@@ -69,8 +75,27 @@ class SafetensorsWriter:
             self._file.write(np.ascontiguousarray(part, dtype).reshape(-1).view(np.uint8).data)
 
 
-def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Map the arrays of a file, read-only, and return them with the metadata.
+@dataclass(frozen=True)
+class ArrayEntry:
+    """One array as the header describes it, its place checked against the file.
+
+    Attributes
+    ----------
+    dtype : str
+        The format's own name, such as ``F16`` or ``BF16``.
+    shape : tuple of int
+    offset, n_bytes : int
+        Place in the file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    n_bytes: int
+
+
+def read_header(path: str | os.PathLike[str]) -> tuple[dict[str, ArrayEntry], dict[str, str]]:
+    """Read what arrays a file has, of any type, without reading them, and its metadata.
 
     Raises
     ------
@@ -82,24 +107,50 @@ def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if size < LENGTH_BYTES or length > size - LENGTH_BYTES:
-            raise TruncatedError("not a safetensors file, or cut short", path=name)
+            file.seek(0)
+            looks = describe_bytes(file.read(512))
+            raise TruncatedError(f"not a safetensors file, or cut short: it looks like {looks}", path=name)
         if length > MAX_HEADER_BYTES:
             raise LimitError("the header is too long", path=name, expected=MAX_HEADER_BYTES, found=length)
         try:
             header = json.loads(file.read(length))
             metadata = {str(key): str(value) for key, value in header.pop(METADATA_KEY, {}).items()}
-            entries = [(str(key), e["dtype"], tuple(e["shape"]), *e["data_offsets"]) for key, e in header.items()]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            listed = [(str(key), e["dtype"], tuple(e["shape"]), *e["data_offsets"]) for key, e in header.items()]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FormatError("the header is not that of a safetensors file", path=name) from error
     data_offset = LENGTH_BYTES + length
-    arrays = {}
-    whole = np.memmap(path, np.uint8, "r") if size > data_offset else np.empty(size, np.uint8)
-    for key, kind, shape, start, stop in entries:
-        is_sound = kind in _DTYPES and all(type(n) is int and n >= 0 for n in (*shape, start, stop))
-        if not is_sound or stop - start != np.dtype(_DTYPES[kind]).itemsize * math.prod(shape):
+    entries = {}
+    for key, kind, shape, start, stop in listed:
+        is_sound = isinstance(kind, str) and all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+        if not is_sound or stop - start != _ITEM_BYTES.get(kind, 0) * math.prod(shape):
             raise FormatError("type, shape and place do not fit together", path=name, tensor=key)
         if stop > size - data_offset:
             raise OffsetError("this leaves the file", path=name, tensor=key, expected=size, found=data_offset + stop)
-        part = whole[data_offset + start : data_offset + stop]
-        arrays[key] = np.ndarray(shape, _DTYPES[kind], part) if start % 8 == 0 else part.copy().view(_DTYPES[kind]).reshape(shape)
+        entries[key] = ArrayEntry(kind, shape, data_offset + start, stop - start)
+    return entries, metadata
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Map the arrays of a file, read-only, and return them with the metadata.
+
+    Raises
+    ------
+    FormatError
+        If the file is not as the format demands, or holds an array of a type that numpy does not have.
+    """
+    entries, metadata = read_header(path)
+    arrays = {}
+    whole = np.memmap(path, np.uint8, "r")
+    for key, entry in entries.items():
+        if entry.dtype not in _DTYPES:
+            raise FormatError(f"numpy has no type {entry.dtype}", path=os.fspath(path), tensor=key)
+        arrays[key] = view_array(whole, entry, _DTYPES[entry.dtype])
     return arrays, metadata
+
+
+def view_array(whole: np.ndarray, entry: ArrayEntry, dtype: str) -> np.ndarray:
+    """View an array in the mapped bytes of its file, or copy it where it is not aligned."""
+    part = whole[entry.offset : entry.offset + entry.n_bytes]
+    if entry.offset % np.dtype(dtype).alignment:
+        return part.copy().view(dtype).reshape(entry.shape)
+    return np.ndarray(entry.shape, dtype, part)

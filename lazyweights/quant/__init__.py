@@ -1,4 +1,1 @@
-"""Quantizers of this package and what steers them.
-
-- `rate_control`: which global step meets a budget of perplexity or of bytes.
-"""
+"""Other weights for the same model: quantizers and importers, and the writing of GGUF files with tensors replaced."""

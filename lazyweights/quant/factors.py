@@ -1,0 +1,99 @@
+"""The Cholesky factor of an inverse Hessian, which GPTQ walks along.
+
+GPTQ rounds column after column and spreads each error over the columns to come. All it needs is the upper triangular U with
+``H^-1 = U^T U``: row j, divided by its diagonal element, says how column j's error spreads, and ``1 / U[j, j]^2`` is what a
+squared error of column j costs once all later columns have made up for it (Frantar et al., arXiv 2210.17323, section 3).
+
+H is reversed, factored and inverted as a triangle, which is the same U without ever forming ``H^-1``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MAX_DAMP_FRAC = 1.0
+_LEAF = 64
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What GPTQ needs of a Hessian.
+
+    Attributes
+    ----------
+    upper : numpy.ndarray
+        float32 (n, n), U.
+    diagonal : numpy.ndarray
+        float64 (n,), that of U.
+    damp_frac : float
+        Share of the mean of H's diagonal that was added to it.
+    n_dead : int
+        Columns whose input was always 0.
+    is_diagonal : bool
+        Whether only the diagonal of H was used, because no damping made H positive definite.
+    """
+
+    upper: np.ndarray
+    diagonal: np.ndarray
+    damp_frac: float
+    n_dead: int
+    is_diagonal: bool
+
+
+def factorize(hessian: np.ndarray, damp_frac: float = 0.01) -> Factor:
+    """Factor the inverse of a Hessian.
+
+    Parameters
+    ----------
+    hessian : numpy.ndarray
+        (n, n), symmetric, positive semidefinite up to rounding.
+    damp_frac : float
+        Added to the diagonal as a share of its mean; grows tenfold while the factorization fails.
+
+    Returns
+    -------
+    Factor
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> h = np.array([[2.0, 1.0], [1.0, 3.0]])
+    >>> u = factorize(h, damp_frac=0.0).upper
+    >>> bool(np.allclose(u.T @ u @ h, np.eye(2)))
+    True
+    """
+    matrix = np.array(hessian, np.float64)
+    diagonal = matrix.diagonal().copy()
+    good = np.isfinite(diagonal) & (diagonal > 0)
+    mean = float(diagonal[good].mean()) if good.any() else 1.0
+    n_dead = int(len(diagonal) - np.count_nonzero(good))
+    is_finite = bool(np.isfinite(matrix).all())
+    while is_finite and damp_frac <= MAX_DAMP_FRAC:
+        damped = matrix.copy()
+        damped[np.diag_indices(len(damped))] += damp_frac * mean
+        damped[~good, ~good] += mean
+        try:
+            lower = np.linalg.cholesky(damped[::-1, ::-1])
+        except np.linalg.LinAlgError:
+            damp_frac = max(10 * damp_frac, 1e-4)
+            continue
+        upper = np.ascontiguousarray(_invert_lower(lower)[::-1, ::-1])
+        return Factor(upper.astype(np.float32), upper.diagonal().copy(), damp_frac, n_dead, False)
+    safe = np.where(good, diagonal, 0.0) + mean * 0.01
+    roots = 1 / np.sqrt(safe)
+    return Factor(np.diag(roots).astype(np.float32), roots, 0.01, n_dead, True)
+
+
+def _invert_lower(lower: np.ndarray) -> np.ndarray:
+    """Invert a lower triangular matrix: halves by halves, so that nearly all of it is matrix products."""
+    n = len(lower)
+    if n <= _LEAF:
+        return np.tril(np.linalg.inv(lower))
+    half = n // 2
+    out = np.zeros_like(lower)
+    out[:half, :half] = _invert_lower(lower[:half, :half])
+    out[half:, half:] = _invert_lower(lower[half:, half:])
+    out[half:, :half] = -out[half:, half:] @ (lower[half:, :half] @ out[:half, :half])
+    return out

@@ -1,0 +1,461 @@
+"""The tuned quantizer: steps that are shared, GPTQ that makes up for them, an ordinary GGUF that codes well.
+
+`TunedQuantizer` is prepared once for a model and what is known of its inputs; `quantize` writes a model for one global step.
+The work goes by slabs of rows, on all cores, each with one thread of BLAS; the bytes do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from lazyweights.container.jobs import ordered_map, thread_count
+from lazyweights.errors import FormatError, QuantizationError
+from lazyweights.llama.hessians import Hessians
+from lazyweights.llama.memory_file import model_path
+from lazyweights.quant.containers import CONTAINERS, Container, find_container, pack, split_steps
+from lazyweights.quant.curvature import EMBEDDING, OUTPUT, Curvature
+from lazyweights.quant.factors import Factor, factorize
+from lazyweights.quant.float_source import FLOATS, FloatSource
+from lazyweights.quant.gguf_rewrite import NewTensor, open_gguf, write_gguf
+from lazyweights.quant.gptq import quantize_rows
+from lazyweights.quant.steps import StepPattern, curved_pattern, even_pattern, relative_pattern
+
+SLAB_ROWS = 4096
+TARGET_DIVERGENCE = 0.02
+"""Divergence per token that a step of 1 is predicted to cost."""
+
+DEFAULT_WIDENED = 0.002
+"""Share of sub-blocks that may need a wider step in a container that is chosen."""
+
+MAX_FALLBACKS = 0.1
+"""Share of the weights whose Hessian may be unusable before a run fails."""
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class TunedSettings:
+    """What decides how a model is quantized, besides the step.
+
+    Attributes
+    ----------
+    container : str
+        "auto", or a name of `CONTAINERS` for all tensors (32-wide ones take its place where rows are not whole blocks).
+    damp_frac : float
+        See `factorize`.
+    rate_weight : float
+        Cost of a bit in squared steps, see `quantize_rows`.
+    use_gptq, use_widening, use_column_steps, use_row_steps, use_sensitivity, quantize_embedding : bool
+        Parts of the method, to see what each brings. Without `use_sensitivity` steps go by kind of tensor.
+    """
+
+    container: str = "auto"
+    damp_frac: float = 0.01
+    rate_weight: float = 0.0
+    use_gptq: bool = True
+    use_widening: bool = True
+    use_column_steps: bool = True
+    use_row_steps: bool = True
+    use_sensitivity: bool = True
+    quantize_embedding: bool = True
+
+
+@dataclass(frozen=True)
+class TunedResult:
+    """What was written.
+
+    Attributes
+    ----------
+    settings : dict
+        Of the run, the step among them.
+    seconds : float
+    output_bytes, n_weights : int
+    predicted_kld : float
+        Sum of the predicted divergences; 0 if unknown.
+    tensors : list of dict
+        ``name, type, n_weights, entropy_bits`` (order 0, per weight), ``error`` (predicted divergence), ``widened`` (share of
+        sub-blocks), ``damp_frac, n_dead, fallback`` (None, or what replaced the Hessian).
+    n_reused : int
+        Tensors that an interrupted run had finished.
+    """
+
+    settings: dict[str, Any]
+    seconds: float
+    output_bytes: int
+    n_weights: int
+    predicted_kld: float
+    tensors: list[dict[str, Any]] = field(repr=False)
+    n_reused: int = 0
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A tensor ready to be quantized."""
+
+    name: str
+    shape: tuple[int, int]
+    container: Container
+    factor: Factor
+    scales: np.ndarray
+    sub_scales: np.ndarray
+    pattern: StepPattern
+    fallback: str | None
+
+
+@dataclass(frozen=True)
+class _Slab:
+    packed: np.ndarray
+    counts: np.ndarray
+    error: float
+    n_widened: int
+
+
+class TunedQuantizer:
+    """Quantizes one model. A context manager.
+
+    Parameters
+    ----------
+    source : str or os.PathLike
+        A GGUF of floats, or its coded file.
+    hessians : str or os.PathLike
+        A curvature file (`measure_curvature`), or Hessians (`lazyweights.llama.capture`), which know no gradients.
+    threads : int
+        0: all cores.
+    allow_requantize : bool
+        Take tensors that are quantized already.
+    settings
+        See `TunedSettings`.
+
+    Raises
+    ------
+    FormatError
+        If a file is damaged or not of its kind.
+    QuantizationError
+        If the source is quantized, or nothing in it can be.
+    """
+
+    def __init__(
+        self, source: str | os.PathLike[str], hessians: str | os.PathLike[str], *, threads: int = 0,
+        allow_requantize: bool = False, **settings: Any,
+    ) -> None:  # fmt: skip
+        self.settings = TunedSettings(**settings)
+        if self.settings.container != "auto":
+            find_container(self.settings.container)
+        self._threads = thread_count(threads)
+        self._known = _Knowledge(hessians)
+        self._stack = ExitStack()
+        try:
+            self._path = self._stack.enter_context(model_path(source, threads=threads)).path
+            self._view, self._scan = self._stack.enter_context(open_gguf(self._path))
+            self._source = FloatSource(self._view, self._scan, allow_requantize)
+            self.names = self._choose()
+        except BaseException:
+            self._stack.close()
+            raise
+        self.n_weights = sum(rows * columns for rows, columns in map(self._source.shape, self.names))
+
+    def __enter__(self) -> TunedQuantizer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self._stack.close()
+
+    def quantize(
+        self, output: str | os.PathLike[str], step: float, *, progress: Progress | None = None, force: bool = False,
+        parts: str | os.PathLike[str] | None = None,
+    ) -> TunedResult:  # fmt: skip
+        """Write the model, quantized with a global step.
+
+        Parameters
+        ----------
+        output : str or os.PathLike
+            The GGUF to write, whole or not at all.
+        step : float
+            Above 0. Twice the step costs about four times the divergence and saves about one bit a weight.
+        progress : callable, optional
+            Told tensors done, tensors in all, and the tensor at work.
+        force : bool
+            Replace an output that exists.
+        parts : str or os.PathLike, optional
+            Folder for finished tensors, from which a run that was interrupted goes on. Removed at the end.
+
+        Returns
+        -------
+        TunedResult
+
+        Raises
+        ------
+        QuantizationError
+            If the step is no number above 0, or too many Hessians cannot be used.
+        """
+        if not 0 < step < float("inf"):
+            raise QuantizationError(f"a step of {step}: it has to be above 0")
+        started = time.monotonic()
+        journal = None if parts is None else _Journal(Path(parts), self._identity(step))
+        reports: list[dict[str, Any]] = []
+        tensors = self._tensors(step, journal, reports)
+        made = {name: functools.partial(next, tensors) for name in self.names}
+        with threadpool_limits(1):
+            try:
+                result = write_gguf(self._path, output, made, force=force, progress=progress)
+            finally:
+                tensors.close()
+        if journal is not None:
+            journal.remove()
+        _check_fallbacks(reports)
+        return TunedResult(
+            {"step": step, **asdict(self.settings)}, time.monotonic() - started, result.output_bytes, result.n_weights,
+            sum(report["error"] for report in reports), reports, 0 if journal is None else journal.n_reused,
+        )  # fmt: skip
+
+    def _choose(self) -> list[str]:
+        """Return the names of the tensors to quantize, in the order of the file."""
+        names = []
+        for info in self._scan.tensors:
+            if len(info.shape) != 2 or not info.name.endswith(".weight") or info.shape[0] % 32 or "norm" in info.name:
+                continue
+            if info.name in (EMBEDDING, OUTPUT) and not self.settings.quantize_embedding:
+                continue
+            if info.type_id not in FLOATS:
+                self._source.rows(info.name, 0, 1)  # says what to do if it may not be
+            if info.name in self._known or info.name == EMBEDDING:
+                names.append(info.name)
+        if not names:
+            raise QuantizationError("the Hessians are of none of this model's matrices: were they captured from another model?")
+        return names
+
+    def _identity(self, step: float) -> str:
+        """Return what tells runs apart that may not share finished tensors."""
+        described = [self._known.identity, hashlib.sha256(self._view[: self._scan.data_offset]).hexdigest(), len(self._view)]
+        return json.dumps([*described, repr(step), asdict(self.settings)], sort_keys=True)
+
+    def _tensors(self, step: float, journal: _Journal | None, reports: list[dict[str, Any]]) -> Generator[NewTensor, None, None]:
+        """Yield the new tensors in the order of `names`; slabs are computed ahead, on all cores."""
+        prepared = {name: _Once(functools.partial(self._prepare, name, step)) for name in self.names}
+        stored = {name: journal is not None and journal.has(name) for name in self.names}
+
+        def slabs() -> Iterator[tuple[str, int]]:
+            for name in self.names:
+                if not stored[name]:
+                    for start in range(0, self._source.shape(name)[0], SLAB_ROWS):
+                        yield name, start
+
+        def work(item: tuple[str, int]) -> _Slab:
+            return self._quantize_slab(prepared[item[0]].get(), item[1])
+
+        results = ordered_map(work, slabs(), self._threads)
+        for name in self.names:
+            rows, columns = self._source.shape(name)
+            if stored[name] and journal is not None:
+                report, packed = journal.load(name)
+            else:
+                found = [next(results) for _ in range(0, rows, SLAB_ROWS)]
+                report = _describe(prepared[name].get(), found)
+                packed = np.concatenate([slab.packed for slab in found])
+                prepared[name].drop()
+                if journal is not None:
+                    journal.store(name, report, packed)
+            reports.append(report)
+            yield CONTAINERS[report["type"]].type_id, (columns, rows), [packed]
+
+    def _prepare(self, name: str, step: float) -> _Prepared:
+        settings = self.settings
+        rows, columns = self._source.shape(name)
+        hessian, row_weights, coherence, fallback = self._known.of(name, columns)
+        factor = factorize(hessian, settings.damp_frac)
+        if factor.is_diagonal and fallback is None:
+            fallback = "diagonal"
+        is_embedding = name in (EMBEDDING, OUTPUT)
+        weights = self._source.rows(name)
+        if not np.isfinite(weights).all():
+            raise QuantizationError("the model has weights that are NaN or infinite here", tensor=name)
+        curved = None if row_weights is None else curved_pattern(factor, row_weights, coherence, is_embedding)
+        if curved is not None and settings.use_sensitivity:
+            pattern = curved
+        else:
+            root = float(np.sqrt(np.mean(np.square(weights, dtype=np.float64))))
+            pattern = relative_pattern(factor, name.split(".")[-2], root, rows)
+            if curved is not None:
+                pattern = StepPattern(pattern.columns, curved.row_factors, curved.row_costs)
+        pattern = even_pattern(pattern, not settings.use_column_steps, not settings.use_row_steps)
+        scale = self._unit(row_weights is not None and settings.use_sensitivity) * step
+        container = self._container(weights, pattern, scale)
+        if not settings.use_gptq:
+            factor = Factor(
+                np.diag(factor.diagonal).astype(np.float32), factor.diagonal, factor.damp_frac, factor.n_dead, factor.is_diagonal
+            )
+        scales, sub_scales = split_steps(container, pattern.sub_block_steps(scale, container.sub_columns))
+        return _Prepared(name, (rows, columns), container, factor, scales, sub_scales, pattern, fallback)
+
+    def _unit(self, is_curved: bool) -> float:
+        """Return what a global step of 1 is: see `steps`."""
+        return float(np.sqrt(24 * TARGET_DIVERGENCE / self.n_weights)) if is_curved else 0.5
+
+    def _container(self, weights: np.ndarray, pattern: StepPattern, scale: float) -> Container:
+        """Return the container: the one asked for where rows fit, or the narrowest in which few sub-blocks are widened."""
+        columns = weights.shape[1]
+        if self.settings.container != "auto":
+            asked = find_container(self.settings.container)
+            if columns % asked.block_columns == 0:
+                return asked
+            fitting = [c for c in CONTAINERS.values() if c.block_columns == 32 and c.bits >= asked.bits and not c.has_min]
+            return min(fitting, key=lambda c: c.bits)
+        best = CONTAINERS["Q8_0"]
+        for container in CONTAINERS.values():
+            if container.block_columns != 32 or container.has_min:
+                continue
+            steps = pattern.sub_block_steps(scale, container.sub_columns)
+            largest = np.abs(weights).reshape(len(weights), -1, container.sub_columns).max(axis=2)
+            widened = np.mean(largest > steps * pattern.row_factors[:, None] * container.highest)
+            if widened <= DEFAULT_WIDENED and container.bits < best.bits:
+                best = container
+        return best
+
+    def _quantize_slab(self, tensor: _Prepared, start: int) -> _Slab:
+        rows = slice(start, min(start + SLAB_ROWS, tensor.shape[0]))
+        found = quantize_rows(
+            self._source.rows(tensor.name, rows.start, rows.stop), tensor.factor, tensor.container, tensor.scales,
+            tensor.sub_scales, tensor.pattern.row_factors[rows], rate_weight=self.settings.rate_weight,
+            widen=self.settings.use_widening,
+        )  # fmt: skip
+        packed = pack(tensor.container, found.codes.shape, found.codes, found.scales, found.sub_scales)
+        counts = np.bincount(found.codes.reshape(-1).astype(np.int64) + 128, minlength=256)
+        return _Slab(packed, counts, float(found.loss @ tensor.pattern.row_costs[rows]), found.n_widened)
+
+
+def _describe(tensor: _Prepared, slabs: list[_Slab]) -> dict[str, Any]:
+    counts = sum((slab.counts for slab in slabs), np.zeros(256, np.int64))
+    n = int(counts.sum())
+    seen = counts[counts > 0]
+    entropy = float((seen * np.log2(n / seen)).sum()) / n
+    n_sub_blocks = n // tensor.container.sub_columns
+    return {
+        "name": tensor.name, "type": tensor.container.name, "n_weights": n, "entropy_bits": entropy,
+        "error": sum(slab.error for slab in slabs), "widened": sum(slab.n_widened for slab in slabs) / n_sub_blocks,
+        "damp_frac": tensor.factor.damp_frac, "n_dead": tensor.factor.n_dead, "fallback": tensor.fallback,
+    }  # fmt: skip
+
+
+def _check_fallbacks(reports: list[dict[str, Any]]) -> None:
+    lost = [report["name"] for report in reports if report["fallback"] is not None]
+    share = sum(report["n_weights"] for report in reports if report["fallback"]) / sum(r["n_weights"] for r in reports)
+    if share > MAX_FALLBACKS:
+        shown = ", ".join(lost[:5]) + (" ..." if len(lost) > 5 else "")
+        raise QuantizationError(f"{share:.0%} of the weights have no usable Hessian ({shown}): use a longer calibration text")
+
+
+class _Knowledge:
+    """What a file says of the inputs of weights, whichever kind it is."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._curvature: Curvature | None = None
+        self._hessians: Hessians | None = None
+        try:
+            self._curvature = Curvature(path)
+            self.identity = json.dumps(asdict(self._curvature.info), sort_keys=True)
+        except FormatError:
+            self._hessians = Hessians.load(path)
+            if self._hessians.info.kind == "samples":
+                raise QuantizationError("samples cannot be used here: capture Hessians", path=os.fspath(path)) from None
+            self.identity = json.dumps(asdict(self._hessians.info), sort_keys=True)
+
+    def __contains__(self, name: str) -> bool:
+        known = self._curvature if self._curvature is not None else self._hessians
+        return known is not None and name in known
+
+    def of(self, name: str, columns: int) -> tuple[np.ndarray, np.ndarray | None, float, str | None]:
+        """Return Hessian, row weights (None: unknown), coherence, and what replaced the Hessian (None: nothing)."""
+        if self._curvature is not None and name in self._curvature:
+            found = self._curvature[name]
+            return _checked(found.hessian, name, columns), found.row_weights, found.coherence, None
+        if self._hessians is None:
+            return np.eye(columns), None, 1.0, "identity"
+        # A tied embedding is used as the output matrix, under whose name its inputs are captured.
+        key = name if name in self._hessians else OUTPUT if name == EMBEDDING and OUTPUT in self._hessians else None
+        if key is None or not self._hessians.n_rows(key):
+            return np.eye(columns), None, 1.0, "identity"
+        if self._hessians.info.kind == "hessian":
+            return _checked(self._hessians[key] / self._hessians.n_rows(key), name, columns), None, 1.0, None
+        diagonal = self._hessians.diagonal(key) / self._hessians.n_rows(key)
+        return np.diag(_checked(diagonal, name, columns)), None, 1.0, None
+
+
+def _checked(array: np.ndarray, name: str, columns: int) -> np.ndarray:
+    if array.shape[-1] != columns:
+        found = array.shape[-1]
+        raise QuantizationError("the Hessian is that of another model", tensor=name, expected=columns, found=found)
+    return array
+
+
+class _Once:
+    """A value that is made by whichever thread needs it first, and kept until dropped."""
+
+    def __init__(self, make: Callable[[], _Prepared]) -> None:
+        self._make, self._lock, self._value = make, threading.Lock(), None
+
+    _value: _Prepared | None
+
+    def get(self) -> _Prepared:
+        with self._lock:
+            if self._value is None:
+                self._value = self._make()
+            return self._value
+
+    def drop(self) -> None:
+        with self._lock:
+            self._value = None
+
+
+class _Journal:
+    """Finished tensors of a run, in a folder."""
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self._folder = folder
+        self._key = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self.n_reused = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("*.tensor"):
+            if not path.name.startswith(self._key):
+                path.unlink()  # of other settings
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{self._key}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.tensor"
+
+    def has(self, name: str) -> bool:
+        return self._path(name).exists()
+
+    def load(self, name: str) -> tuple[dict[str, Any], np.ndarray]:
+        data = self._path(name).read_bytes()
+        line, _, packed = data.partition(b"\n")
+        self.n_reused += 1
+        return json.loads(line), np.frombuffer(packed, np.uint8)
+
+    def store(self, name: str, report: dict[str, Any], packed: np.ndarray) -> None:
+        path = self._path(name)
+        temporary = path.with_suffix(".writing")
+        with open(temporary, "wb") as file:
+            file.write(json.dumps(report).encode() + b"\n")
+            file.write(packed.data)
+        temporary.replace(path)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
