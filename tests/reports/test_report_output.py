@@ -173,7 +173,8 @@ def made_document(points: list[Point], tmp_path: Path, **options: Any) -> dict[s
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     model = tmp_path / "m.gguf"
     model.write_bytes(build_gguf([], {"general.architecture": "llama", "general.name": 'A <b>"model"</b> | & more'}))
-    return build_document(Measurements(points, [("Q9|<i>", "no <such>")], None, 1, 1), model, "t.txt", ReportOptions(**options))
+    measured = Measurements(points, [("Q9|<i>", "no <such>")], None, None, 1, 1)
+    return build_document(measured, model, "t.txt", ReportOptions(**options))
 
 
 def test_points_without_numbers(tmp_path: Path) -> None:
