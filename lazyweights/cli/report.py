@@ -54,13 +54,14 @@ def add_parser(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument("-c", "--ctx-size", type=positive, default=512, metavar="N", help="tokens of a chunk (default: 512)")
     parser.add_argument("--chunks", type=positive, metavar="N", help="how many chunks at most (default: all of the text)")
     given = parser.add_mutually_exclusive_group()
-    given.add_argument("--calibration", metavar="TEXT", help="text on which Hessians are captured, for the quantizers")
-    given.add_argument("--hessians", metavar="FILE", help="Hessians that capture wrote, or an imatrix file")
+    given.add_argument("--calibration", metavar="TEXT", help="text on which to measure the inputs of weights, for the quantizers")
+    given.add_argument("--hessians", metavar="FILE", help="instead: Hessians that capture wrote, or an imatrix file")
+    parser.add_argument("--curvature", metavar="FILE", help="for tuned files: what quantize --save-hessians wrote")
     parser.add_argument(
-        "--calibration-chunks", type=positive, default=32, metavar="N", help="chunks of --calibration at most (default: 32)"
+        "--calibration-chunks", type=positive, default=64, metavar="N", help="chunks of --calibration at most (default: 64)"
     )
     parser.add_argument("--no-tuned", action="store_true", help="stock formats only")
-    parser.add_argument("--keep", action="store_true", help="keep the base logits and captured Hessians for the next run")
+    parser.add_argument("--keep", action="store_true", help="keep the base logits and what was measured on --calibration")
     parser.add_argument("--keep-models", action="store_true", help="keep the models and their coded files, in DIR/models")
     add_threads(parser)
     add_verbosity(parser, "print errors only", "print what llama.cpp says too")
@@ -118,8 +119,8 @@ def _report(args: argparse.Namespace) -> int:
     with step_bar(args.model, show_progress(args)) as bar:
         shown = _Shown(bar, args.quiet)
         report = make_report(
-            args.model, args.file, args.output, hessians=args.hessians, calibration=args.calibration, options=options,
-            watcher=shown,
+            args.model, args.file, args.output, hessians=args.hessians, curvature=args.curvature, calibration=args.calibration,
+            options=options, watcher=shown,
         )  # fmt: skip
     if not args.quiet:
         say(headline(report.document))

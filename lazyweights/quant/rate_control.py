@@ -23,8 +23,12 @@ MAX_FACTOR, BLIND_FACTOR = 16.0, 4.0
 """Largest ratio of a step to the one before where the limit is not enclosed yet; and the ratio where values say nothing, being
 lost in noise or not finite."""
 
-EDGE = 0.02
-"""Of an enclosing interval, at each of its ends: the next step keeps this distance."""
+EDGE, WIDER_EDGE = 0.02, 4.0
+"""Of an enclosing interval, at each of its ends: the next step keeps this distance. It widens by a factor with each measurement
+that falls on the same side as the one before, so that a curve with a jump does not hold up the search."""
+
+NEAR = 0.1
+"""In ln(value / limit): where the nearest measurement is no further off, the next step may be as close to it as it comes."""
 
 CAUTION = 0.7
 """Share of a loss limit that the last measurement aims at where none has kept the limit so far."""
@@ -166,7 +170,7 @@ def _search(
         aim = math.log1p(-tolerance / 2)
         if is_last and sign > 0:  # what is too much now is wasted
             aim = math.log(CAUTION) if below is None else math.log(max(1 - 2 * tolerance, CAUTION))
-        z = sign * math.log(start) if not points else _next(points, below, above, aim, slope)
+        z = sign * math.log(start) if not points else _next(points, below, above, aim, slope, _same_side(trials, limit))
         step = min(max(math.exp(sign * z), lowest), highest)
         step = next((end for end in (lowest, highest) if math.isclose(step, end)), step)
         if any(math.isclose(step, p.trial.step, rel_tol=1e-4) for p in points):
@@ -184,20 +188,40 @@ def _height(value: float, limit: float) -> float:
     return math.log(value / limit) if value > 0 else -math.inf
 
 
-def _next(points: list[_Point], below: _Point | None, above: _Point | None, aim: float, slope: float) -> float:
+def _same_side(trials: list[Trial], limit: float) -> int:
+    """Return how many of the last trials fell on the side of the very last one, besides that."""
+    sides = [_height(trial.value, limit) <= 0 for trial in reversed(trials)]
+    return next((k for k, side in enumerate(sides) if side != sides[0]), len(sides)) - 1 if sides else 0
+
+
+def _next(
+    points: list[_Point], below: _Point | None, above: _Point | None, aim: float, slope: float, n_same: int
+) -> float:
     """Return the z to measure next: by the line through the two points nearest to the limit, but inside what encloses it."""
     near = sorted((p for p in points if math.isfinite(p.y)), key=lambda p: abs(p.y))
-    if below is not None and above is not None and (not near or math.isinf(above.y)):
-        return (below.z + above.z) / 2
+    enclosed = below is not None and above is not None
+    if enclosed and (not near or math.isinf(above.y)):  # type: ignore[union-attr]
+        return (below.z + above.z) / 2  # type: ignore[union-attr]
     if not near:
         assert below is not None or above is not None
         blind = math.log(BLIND_FACTOR)
         return below.z + blind if below is not None else above.z - blind  # type: ignore[union-attr]
+    found = slope
     if len(near) > 1 and near[0].z != near[1].z:
         found = (near[0].y - near[1].y) / (near[0].z - near[1].z)
-        slope = min(max(found, slope / 3), slope * 3)  # of two close points noise makes any slope
-    z = near[0].z + min(max((aim - near[0].y) / slope, -math.log(MAX_FACTOR)), math.log(MAX_FACTOR))
-    edge = 0.0 if below is None or above is None else EDGE * (above.z - below.z)
+    origin = near[0]
+    if slope / 3 <= found <= slope * 3:
+        slope = found
+    elif below is not None and above is not None and math.isfinite(below.y):
+        # Of two close points noise makes any slope: what encloses the limit says more.
+        origin, slope = above, (above.y - below.y) / (above.z - below.z)
+    else:
+        slope = min(max(found, slope / 3), slope * 3)
+    z = origin.z + min(max((aim - origin.y) / slope, -math.log(MAX_FACTOR)), math.log(MAX_FACTOR))
+    if below is not None and above is not None:
+        edge = min(EDGE * WIDER_EDGE ** (n_same if abs(near[0].y) > NEAR else 0), 0.5) * (above.z - below.z)
+        return min(max(z, below.z + edge), above.z - edge)
     if above is not None:
-        z = min(z, above.z - edge)
-    return z if below is None else max(z, below.z + edge)
+        return min(z, above.z)
+    assert below is not None
+    return max(z, below.z)

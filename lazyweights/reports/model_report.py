@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -35,7 +35,7 @@ DEFAULT_FORMATS = (
     "Q3_K_M", "Q3_K_S", "Q2_K",
 )  # fmt: skip
 DEFAULT_BUDGETS = (1.0, 2.0, 5.0, 10.0)
-CALIBRATION_CHUNKS = 32
+CALIBRATION_CHUNKS = 64
 MAX_TRIALS = 4
 """Steps that are measured for one budget at most."""
 
@@ -115,8 +115,8 @@ class Measurements:
         The source, the stock formats in their order, tuned points from the largest coded file to the smallest.
     left_out : list of (str, str)
         Names and reasons.
-    calibration : dict or None
-        What the Hessians come from.
+    calibration, curvature : dict or None
+        What the Hessians come from, and what the tuned quantizer knows.
     n_measured, n_reused : int
         Points.
     """
@@ -124,14 +124,15 @@ class Measurements:
     points: list[Point]
     left_out: list[tuple[str, str]]
     calibration: dict[str, Any] | None
+    curvature: dict[str, Any] | None
     n_measured: int
     n_reused: int
 
 
 def measure_model(
     source: str | os.PathLike[str], text: str | os.PathLike[str], folder: str | os.PathLike[str], *,
-    hessians: str | os.PathLike[str] | None = None, calibration: str | os.PathLike[str] | None = None,
-    options: ReportOptions | None = None, watcher: Watcher | None = None,
+    hessians: str | os.PathLike[str] | None = None, curvature: str | os.PathLike[str] | None = None,
+    calibration: str | os.PathLike[str] | None = None, options: ReportOptions | None = None, watcher: Watcher | None = None,
 ) -> Measurements:  # fmt: skip
     """Measure the stock formats and tuned points of a model, or take them from the folder.
 
@@ -144,9 +145,11 @@ def measure_model(
     folder : str or os.PathLike
         For points and temporary files; created if it is not there.
     hessians : str or os.PathLike, optional
-        Hessians or an imatrix file, for the quantizers.
+        Hessians or an imatrix file: for stock formats and errors of weights, and for tuned files where `curvature` is not given.
+    curvature : str or os.PathLike, optional
+        A curvature file, for tuned files.
     calibration : str or os.PathLike, optional
-        A text to capture Hessians on instead.
+        A text on which to measure what is not given.
     options : ReportOptions, optional
     watcher : Watcher, optional
 
@@ -168,7 +171,7 @@ def measure_model(
     if hessians is not None and calibration is not None:
         raise ValueError("Hessians and a text to capture them on: one of them is enough")
     options = options or ReportOptions()
-    with _Run(source, text, folder, hessians, calibration, options, watcher or SilentWatcher()) as run:
+    with _Run(source, text, folder, hessians, curvature, calibration, options, watcher or SilentWatcher()) as run:
         return run.all()
 
 
@@ -177,8 +180,8 @@ class _Run:
 
     def __init__(
         self, source: str | os.PathLike[str], text: str | os.PathLike[str], folder: str | os.PathLike[str],
-        hessians: str | os.PathLike[str] | None, calibration: str | os.PathLike[str] | None, options: ReportOptions,
-        watcher: Watcher,
+        hessians: str | os.PathLike[str] | None, curvature: str | os.PathLike[str] | None,
+        calibration: str | os.PathLike[str] | None, options: ReportOptions, watcher: Watcher,
     ) -> None:  # fmt: skip
         self.source = os.fspath(source)
         self.folder = os.fspath(folder)
@@ -190,9 +193,9 @@ class _Run:
         self.judge = Judge(source, identity, evaluated, self.folder, options.threads, watcher.stage)
         self.store = PointStore(os.path.join(self.folder, "points"))
         self.calibration = Calibration(
-            self.source, identity, self.folder, hessians, calibration, options.n_ctx, options.calibration_chunks, options.threads,
-            watcher.stage,
-        )
+            self.source, identity, self.folder, hessians, curvature, calibration, options.n_ctx, options.calibration_chunks,
+            options.threads, watcher.stage,
+        )  # fmt: skip
         self.left_out: list[tuple[str, str]] = []
         self.n_measured = self.n_reused = 0
         self._stack = ExitStack()
@@ -216,7 +219,9 @@ class _Run:
             self.judge.drop_base()
             self.calibration.drop()
         points = [source, *stock, *sorted(tuned, key=lambda point: (-point.coded_bytes, point.name))]
-        return Measurements(points, self.left_out, self.calibration.facts(), self.n_measured, self.n_reused)
+        return Measurements(
+            points, self.left_out, self.calibration.facts(), self.calibration.tuned_facts(), self.n_measured, self.n_reused
+        )
 
     def source_point(self) -> Point:
         """The model itself."""
@@ -265,10 +270,10 @@ class _Run:
         except ImportError:
             self._leave_out("tuned", "this version has no tuned quantizer")
             return []
-        if self.calibration.facts() is None:
-            self._leave_out("tuned", "it needs Hessians: give a text to capture them on, or their file")
+        if self.calibration.tuned_facts() is None:
+            self._leave_out("tuned", "it needs to know the inputs of weights: give a text to measure them on, or a file")
             return []
-        facts = {"settings": dict(self.options.tuned_settings), "hessians": self.calibration.facts()}
+        facts = {"settings": dict(self.options.tuned_settings), "hessians": self.calibration.tuned_facts()}
         family = self._key(TUNED, facts)
         points = {point.key: point for point in self.store.of_family(family)}
         self.n_reused += len(points)
@@ -309,12 +314,14 @@ class _Run:
         found = points.get(key) or self._reuse(key)
         if found is not None:
             return found
-        name = f"step {step:.4g}"
-        output = self._output(f"tuned-{step:.4g}", key)
+        name = f"tuned {step:.4g}"
+        output = self._output(name.replace(" ", "-"), key)
         try:
             self.watcher.stage(f"{name}: quantize", 0, 0)
             started = time.monotonic()
-            result = quantizer.quantize(output, step)
+            with suppress(FileNotFoundError):
+                os.unlink(output)  # of a run that was killed
+            result = quantizer.quantize(output, step, lambda done, total: self.watcher.stage(f"{name}: quantize", done, total))
             seconds = {"quantize": time.monotonic() - started}
             options = {"step": step, "family": family, "settings": dict(result.settings), "hessians": facts["hessians"]}
             found = self.judge.measure(output, TUNED, name, key, options, self._examine(), seconds)
@@ -377,12 +384,12 @@ class _LazyQuantizer:
         if self._quantizer is not None:
             self._quantizer.close()
 
-    def quantize(self, output: str, step: float) -> Any:
+    def quantize(self, output: str, step: float, progress: Callable[[int, int], None]) -> Any:
         """Write the model of a step; return the quantizer's result."""
         options = self._run.options
         if self._quantizer is None:
             self._run.watcher.stage("tuned: prepare", 0, 0)
             self._quantizer = self._factory(
-                self._run.source, self._run.calibration.path(), threads=options.threads, **options.tuned_settings
+                self._run.source, self._run.calibration.tuned_path(), threads=options.threads, **options.tuned_settings
             )
-        return self._quantizer.quantize(output, step)
+        return self._quantizer.quantize(output, step, progress=lambda done, total, _: progress(done, total))

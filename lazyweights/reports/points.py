@@ -75,7 +75,8 @@ class Point:
     @property
     def id(self) -> str:
         """Names the point within a report: letters, digits, ``-``, ``_`` and ``.``."""
-        return self.kind if self.kind == SOURCE else f"{self.kind}-{re.sub(r'[^A-Za-z0-9_.]+', '-', self.name)}"
+        name = re.sub(r"[^A-Za-z0-9_.]+", "-", self.name)
+        return name if name.startswith(self.kind) else f"{self.kind}-{name}"
 
     @property
     def bpw(self) -> float:

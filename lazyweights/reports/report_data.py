@@ -57,6 +57,7 @@ def build_document(
         },
         "evaluation": {"text": os.path.basename(os.fspath(text)), **points[0].options.get("evaluation", {})},
         "calibration": measured.calibration,
+        "tuned_calibration": measured.curvature if any(point.kind == TUNED for point in points) else None,
         "versions": {"lazyweights": lazyweights.__version__, "llama_cpp": library.build_text(), "numpy": np.__version__},
         "machine": machine(),
         "budgets": [_choice_dict(choice) for choice in choices],

@@ -36,8 +36,8 @@ class Report:
 
 def make_report(
     source: str | os.PathLike[str], text: str | os.PathLike[str], folder: str | os.PathLike[str], *,
-    hessians: str | os.PathLike[str] | None = None, calibration: str | os.PathLike[str] | None = None,
-    options: ReportOptions | None = None, watcher: Watcher | None = None,
+    hessians: str | os.PathLike[str] | None = None, curvature: str | os.PathLike[str] | None = None,
+    calibration: str | os.PathLike[str] | None = None, options: ReportOptions | None = None, watcher: Watcher | None = None,
 ) -> Report:  # fmt: skip
     """Measure a model (`measure_model` has the parameters) and write ``report.json``, ``report.md`` and ``report.html``.
 
@@ -54,7 +54,7 @@ def make_report(
     library.load()
     options = options or ReportOptions()
     measured = measure_model(
-        source, text, folder, hessians=hessians, calibration=calibration, options=options, watcher=watcher
+        source, text, folder, hessians=hessians, curvature=curvature, calibration=calibration, options=options, watcher=watcher
     )
     document = build_document(measured, source, text, options)
     written = {

@@ -15,10 +15,10 @@ from lazyweights.reports.tensor_facts import DIAGONAL, HESSIAN
 TEMPLATE = "report.html.j2"
 
 ERROR_NOTES = {
-    HESSIAN: "The error is the share of a tensor's outputs that quantization changes, for the inputs of the calibration text.",
-    DIAGONAL: "The error is the share of a tensor's outputs that quantization changes, by the sums of squares of its inputs.",
+    HESSIAN: "The error is the squared change of a tensor's outputs, relative to these, on the inputs of the calibration text.",
+    DIAGONAL: "The error is the squared change of a tensor's outputs, relative to these, by the sums of squares of its inputs.",
 }
-PLAIN_NOTE = "The error is the share of the squares of the weights that quantization changes."
+PLAIN_NOTE = "The error is the squared change of the weights, relative to these."
 
 
 def check_extras() -> None:

@@ -262,20 +262,22 @@ def layer_plot(point: Mapping[str, Any], name: str) -> Plot | None:
 
     def paint(figure: Figure, is_narrow: bool) -> None:
         sizes, entropies, errors = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1.1, 1.1))
-        bottom = dict.fromkeys(layers, 0.0)
+        edges = [layer - 0.5 for layer in range(layers[0], layers[-1] + 2)]
+        below = [0.0] * (len(edges) - 1)
         for kind in kinds:
             members = kinds[kind]
             xs = sorted(members)
-            coded = [members[x]["coded_bytes"] / 1e6 for x in xs]
-            sizes.bar(xs, coded, 0.82, bottom=[bottom[x] for x in xs], color=colours[kind])
-            for x, value in zip(xs, coded, strict=True):
-                bottom[x] += value
+            above = below.copy()
+            for x in xs:
+                above[x - layers[0]] += members[x]["coded_bytes"] / 1e6
+            sizes.stairs(above, edges, baseline=below, fill=True, facecolor=colours[kind], edgecolor=svg.PAPER, linewidth=0.4)
+            below = above
             for axes, key in ((entropies, "entropy_bits"), (errors, "error")):
                 shown = [x for x in xs if members[x][key] and (key != "entropy_bits" or members[x]["type"] != "F32")]
                 axes.plot(shown, [members[x][key] for x in shown], "-o", markersize=2.6, linewidth=1, color=colours[kind])
         sizes.set_title("coded size, MB")
         entropies.set_title("order-0 entropy of the codes, bits per weight")
-        errors.set_title("error: share of the outputs that is lost")
+        errors.set_title("error: squared change of the outputs, relative")
         if any(member["error"] for members in kinds.values() for member in members.values()):
             errors.set_yscale("log")
             _few_log_ticks(errors)
@@ -332,9 +334,10 @@ def histogram_plot(point: Mapping[str, Any], name: str) -> Plot | None:
         for axes in grid.flat[len(rows) :]:
             axes.set_visible(False)
         for axes, row in zip(grid.flat, rows, strict=False):
+            first, counts = _without_tails(row["first_code"], row["counts"])
             n = sum(row["counts"])
-            codes = [row["first_code"] - 0.5 + k for k in range(len(row["counts"]) + 1)]
-            axes.stairs([100 * count / n for count in row["counts"]], codes, fill=True, color=svg.SERIES[0], alpha=0.85)
+            codes = [first - 0.5 + k for k in range(len(counts) + 1)]
+            axes.stairs([100 * count / n for count in counts], codes, fill=True, color=svg.SERIES[0], alpha=0.85)
             axes.set_title(f"{row['kind']}, {row['type']}", fontsize=LABEL_SIZE + 0.5)
             said = f"{row['entropy_bits']:.2f} bits\n{percent(row['n_weights'] / total, 0)}"
             axes.text(0.98, 0.95, said, fontsize=LABEL_SIZE - 0.5, ha="right", va="top", transform=axes.transAxes,
@@ -349,3 +352,9 @@ def histogram_plot(point: Mapping[str, Any], name: str) -> Plot | None:
     n = len(rows)
     wide, narrow = (8.8, 0.5 + 1.65 * -(-n // 4)), (4.1, 0.5 + 1.5 * -(-n // 2))
     return _both(paint, name, label, {}, wide, narrow)
+
+
+def _without_tails(first: int, counts: Sequence[int]) -> tuple[int, list[int]]:
+    """Leave out the codes at both ends that are too rare to be seen, a thousandth of the most frequent one."""
+    seen = [k for k, count in enumerate(counts) if 1000 * count >= max(counts)]
+    return first + seen[0], list(counts[seen[0] : seen[-1] + 1])

@@ -219,7 +219,7 @@ def tensor_table(point: Mapping[str, Any]) -> Table:
     columns = (
         Column("tensor", True), Column("type", True), Column("weights"), Column("bpw"),
         Column("entropy", meaning="order-0 entropy of the codes, bits"), Column("coded bpw"),
-        Column("error", meaning="share of the outputs that is lost"),
+        Column("error", meaning="squared change of the outputs, relative"),
     )  # fmt: skip
     rows = []
     for tensor in point["tensors"]:
@@ -247,11 +247,11 @@ def provenance(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
     ]  # fmt: skip
     if calibration:
-        what = "Hessians" if calibration["kind"] == "hessian" else "sums of squares"
-        where = f"{calibration['n_chunks']} chunks of {calibration['n_ctx']} tokens of {calibration['text'] or 'an unnamed text'}"
-        pairs.append(("calibration", f"{what} of the inputs on {where}; stock formats get their diagonal as imatrix"))
+        pairs.append(("calibration", f"{_calibration_words(calibration)}; stock formats get their diagonal as imatrix"))
     else:
         pairs.append(("calibration", "none: stock formats are made without an imatrix"))
+    if document["tuned_calibration"]:
+        pairs.append(("tuned quantizer", _calibration_words(document["tuned_calibration"])))
     pairs.append(("judge", "llama.cpp, by the rules of llama-perplexity; errors are standard errors over the scored tokens"))
     versions = document["versions"]
     pairs.append(("versions", f"lazyweights {versions['lazyweights']}, {versions['llama_cpp']}, numpy {versions['numpy']}"))
@@ -259,6 +259,12 @@ def provenance(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("machine", f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}")
     )
     return pairs
+
+
+def _calibration_words(facts: Mapping[str, Any]) -> str:
+    what = {"hessian": "Hessians", "curvature": "curvature"}.get(facts["kind"], "sums of squares")
+    text = facts["text"] or "an unnamed text"
+    return f"{what} of the inputs of weights on up to {facts['n_chunks']} chunks of {facts['n_ctx']} tokens of {text}"
 
 
 def headline(document: Mapping[str, Any]) -> str:

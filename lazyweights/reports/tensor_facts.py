@@ -1,8 +1,8 @@
 """What is said of each tensor of a quantized model: bytes, entropy, which codes occur how often, and the error of its weights.
 
-The error is what the outputs of a weight lose for the inputs that were captured, as a share of these outputs: with E the
-difference from the source W and H the Hessian of the inputs, ``tr(E H E^T) / tr(W H W^T)``. Where only the diagonal of H is known
-that takes its place; where nothing is, it is the plain ``|E|^2 / |W|^2``.
+The error is the squared change of the outputs of a weight on the inputs that were captured, relative to the squares of these
+outputs: with E the difference from the source W and H the Hessian of the inputs, ``tr(E H E^T) / tr(W H W^T)``. Where only the
+diagonal of H is known that takes its place; where nothing is, it is the plain ``|E|^2 / |W|^2``.
 """
 
 from __future__ import annotations

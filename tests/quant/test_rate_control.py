@@ -125,6 +125,23 @@ def test_bytes_are_as_good_as_bits():
     assert [t.step for t in found.trials] == pytest.approx([t.step for t in bits.trials])
 
 
+def test_a_jump_does_not_hold_up_the_search():
+    # Just above the limit on one side of the jump, far below it on the other.
+    search = largest_step_within_loss(lambda step: 0.0011 * step**2 if step < 3 else 0.0056 * step, 0.015)
+    assert search.best is not None
+    assert search.best.step > 2
+    close = [abs(math.log(a.step / b.step)) for a, b in zip(search.trials, search.trials[1:], strict=False)]
+    assert min(close) > 0.02
+
+
+def test_points_that_contradict_each_other_do_not_mislead():
+    known = [Trial(1.0, 0.003), Trial(6.6, 0.369), Trial(8.4, 0.334), Trial(10.04, 1.41)]
+    search = largest_step_within_loss(lambda step: 0.33 if step < 9.5 else 1.2, 0.5, known=known)
+    assert search.best is not None
+    assert search.best.step > 9
+    assert len({round(trial.step, 1) for trial in search.trials}) == len(search.trials)
+
+
 def test_same_inputs_same_steps():
     loss = noisy_loss(3, 2.0, 0.004, 0.0007)
     assert largest_step_within_loss(loss, 0.02) == largest_step_within_loss(loss, 0.02)

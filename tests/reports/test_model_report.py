@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lazyweights.errors import LazyWeightsError, QuantizationError
-from lazyweights.reports import judge, model_report
+from lazyweights.reports import calibration, judge, model_report
 from lazyweights.reports.judge import Judge
 from lazyweights.reports.model_report import SilentWatcher
 from lazyweights.reports.points import PointStore
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("tiny_report")
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What is called while a report is made."""
-    found: dict[str, list[Any]] = {"quantize": [], "encode": [], "perplexity": [], "compare": [], "capture": []}
+    found: dict[str, list[Any]] = {"quantize": [], "encode": [], "perplexity": [], "compare": [], "capture": [], "curvature": []}
 
     def counted(name: str, module: Any, attribute: str) -> None:
         original = getattr(module, attribute)
@@ -37,7 +37,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     counted("encode", judge, "encode_file")
     counted("perplexity", judge.evaluator, "perplexity")
     counted("compare", judge.evaluator, "kl_divergence")
-    counted("capture", __import__("lazyweights.llama.passes", fromlist=["x"]), "capture")
+    counted("capture", calibration.passes, "capture")
+    counted("curvature", calibration.curvatures, "measure_curvature")
     return found
 
 
@@ -114,6 +115,7 @@ def test_second_run_adds_what_is_new(tiny_report: Made, calls: dict[str, list[An
     assert [len(calls[name]) for name in ("quantize", "encode", "compare")] == [1, 1, 1]
     assert len(calls["perplexity"]) == 1  # the base logits were deleted
     assert len(calls["capture"]) == 1  # and so were the Hessians
+    assert calls["curvature"] == []  # that is for tuned points only
     assert [point["name"] for point in report.document["points"] if point["kind"] == "stock"] == [*FORMATS, "Q5_0"]
 
 
@@ -143,7 +145,7 @@ def test_kept_files_serve_the_next_run(tiny_report: Made, tmp_path: Path, calls:
     tiny_report.again(tmp_path, options=options)
     kept = files(tmp_path)
     assert sum(name.endswith(".logits") for name in kept) == 1
-    assert sum(name.startswith("hessians-") for name in kept) == 1
+    assert sum(name.startswith("hessian-") for name in kept) == 1
     assert sum(name.endswith(".gguf") for name in kept) == 1
     assert sum(name.endswith(".lw") for name in kept) == 2
     tiny_report.again(tmp_path, options={**options, "formats": ("Q8_0", "Q4_1")})
@@ -167,7 +169,7 @@ def test_interrupted_run_leaves_whole_files_that_are_used(
         tiny_report.again(tmp_path)
     left = files(tmp_path)
     assert sum(name.startswith("points") for name in left) == 2
-    assert all(name.startswith(("points", "base-", "hessians-")) for name in left)
+    assert all(name.startswith(("points", "base-", "hessian-")) for name in left)
     monkeypatch.setattr(Judge, "measure", measure)
     report = tiny_report.again(tmp_path, options={"tuned": False})
     assert (report.measurements.n_reused, report.measurements.n_measured) == (2, 1)
@@ -197,7 +199,7 @@ def test_without_hessians_or_quantizer_tuned_points_are_left_out(
 ) -> None:
     report = tiny_report.again(tmp_path, calibration=None, options={"formats": ("Q8_0",)})
     assert [row["name"] for row in report.document["left_out"]] == ["tuned"]
-    assert "needs Hessians" in report.document["left_out"][0]["reason"]
+    assert "needs to know the inputs" in report.document["left_out"][0]["reason"]
     monkeypatch.setattr("tests.reports.conftest.FakeQuantizer.quantize", _fail)
     report = tiny_report.again(tmp_path, options={"formats": ("Q8_0",)})
     assert report.document["left_out"] == [{"name": "tuned", "reason": "no such layer"}]
@@ -206,6 +208,33 @@ def test_without_hessians_or_quantizer_tuned_points_are_left_out(
 
 def _fail(*_: Any, **__: Any) -> None:
     raise QuantizationError("no such layer")
+
+
+def test_files_take_the_place_of_measuring(tiny_report: Made, tmp_path: Path, calls: dict[str, list[Any]]) -> None:
+    options = {"formats": (), "budgets": (50.0,), "keep": True}
+    first = tiny_report.again(tmp_path / "a", options=options)
+    assert [len(calls[name]) for name in ("capture", "curvature")] == [1, 1]
+    known = {path.name.split("-")[0]: path for path in (tmp_path / "a").glob("*.safetensors")}
+    assert set(known) == {"hessian", "curvature"}
+    given = {"hessians": known["hessian"], "curvature": known["curvature"]}
+    second = tiny_report.again(tmp_path / "b", calibration=None, options=options, **given)
+    assert [len(calls[name]) for name in ("capture", "curvature")] == [1, 1]
+    for one, other in zip(first.measurements.points, second.measurements.points, strict=True):
+        assert (one.coded_bytes, one.ppl, one.tensors) == (other.coded_bytes, other.ppl, other.tensors)
+    assert (first.document["tuned_calibration"]["kind"], second.document["tuned_calibration"]["kind"]) == ("curvature",) * 2
+    only = tiny_report.again(tmp_path / "c", calibration=None, options=options, hessians=known["hessian"])
+    assert only.document["tuned_calibration"]["kind"] == "hessian"
+    with pytest.raises(LazyWeightsError, match="holds no curvature"):
+        tiny_report.again(tmp_path / "d", calibration=None, options=options, curvature=known["hessian"])
+
+
+def test_unknown_gradients_leave_the_hessians(
+    tiny_report: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: dict[str, list[Any]]
+) -> None:
+    monkeypatch.setattr(calibration.curvatures, "measure_curvature", _fail)
+    report = tiny_report.again(tmp_path, options={"formats": (), "budgets": (50.0,)})
+    assert report.document["left_out"] == []
+    assert len(calls["capture"]) == 1
 
 
 def test_damaged_points_are_measured_again(tiny_report: Made, tmp_path: Path) -> None:

@@ -173,7 +173,8 @@ def made_document(points: list[Point], tmp_path: Path, **options: Any) -> dict[s
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     model = tmp_path / "m.gguf"
     model.write_bytes(build_gguf([], {"general.architecture": "llama", "general.name": 'A <b>"model"</b> | & more'}))
-    return build_document(Measurements(points, [("Q9|<i>", "no <such>")], None, 1, 1), model, "t.txt", ReportOptions(**options))
+    measured = Measurements(points, [("Q9|<i>", "no <such>")], None, None, 1, 1)
+    return build_document(measured, model, "t.txt", ReportOptions(**options))
 
 
 def test_points_without_numbers(tmp_path: Path) -> None:
@@ -204,12 +205,12 @@ def test_nothing_but_the_source(tmp_path: Path) -> None:
 
 def test_tuned_columns_come_with_tuned_points(tmp_path: Path) -> None:
     stock = point("Q8_0", 2_000_000, 1_900_000, 0.004)
-    ours = point("step 1", 2_000_000, 1_000_000, 0.009, kind="tuned")
+    ours = point("tuned 1", 2_000_000, 1_000_000, 0.009, kind="tuned")
     without, with_tuned = (made_document(points, tmp_path) for points in ([SOURCE, stock], [SOURCE, stock, ours]))
     assert len(budget_table(with_tuned).columns) == len(budget_table(without).columns) + 4
     assert headline(with_tuned).endswith("50.0 % less than the stock file and 47.4 % less than the coded one.")
     assert [row.is_coded for row in file_table(with_tuned).rows] == [False, True] * 3
-    assert with_tuned["shown"] == ["tuned-step-1", "stock-Q8_0"]
+    assert with_tuned["shown"] == ["tuned-1", "stock-Q8_0"]
 
 
 def test_shown_points_are_few() -> None:
