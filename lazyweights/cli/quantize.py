@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyweights.cli.capture import byte_count, positive
-from lazyweights.cli.files import show_progress
+from lazyweights.cli.files import identity, show_progress
 from lazyweights.cli.messages import (
     FAILED,
     OK,
@@ -126,11 +129,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--budget-ppl is measured on a text: name it with --evaluation (not the one you report on)")
     if args.ctx_size < 4 or args.ctx_size % 2:
         raise UsageError(f"-c {args.ctx_size}: the context has to be even and at least 4, such as -c 512")
+    command = _Command(args)
     try:
-        _Command(args).run()
+        command.run()
     except (LazyWeightsError, OSError, MemoryError) as error:
         say_error(describe_error(error, args.model))
         return FAILED
+    finally:
+        command.leave()
     return OK
 
 
@@ -177,6 +183,14 @@ class _Command:
         shutil.rmtree(self.work, ignore_errors=True)
         self._report(self.made.result, is_coded)
 
+    def leave(self) -> None:
+        """Remove the work folder if there is nothing to go on from; otherwise say what it is."""
+        for folder in (os.path.join(self.work, "tensors"), self.work):
+            with suppress(OSError):
+                os.rmdir(folder)
+        if os.path.isdir(self.work):
+            say(f"{self.work}: kept; the same command goes on from there. Delete it to start anew")
+
     def _hessians(self) -> str:
         """Return the file with what is known of the inputs, measured now where it is not there."""
         args = self.args
@@ -184,9 +198,13 @@ class _Command:
             return str(args.hessians)
         from lazyweights.quant.knowledge_file import measure_inputs
 
-        path = args.save_hessians or os.path.join(self.work, "inputs.safetensors")
-        if args.save_hessians is None and os.path.exists(path):
-            return str(path)
+        path = args.save_hessians
+        if path is None:
+            seen = [identity(args.model), identity(args.calibration), args.ctx_size, args.chunks, args.seed]
+            key = hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
+            path = os.path.join(self.work, f"inputs-{key}.safetensors")
+            if os.path.exists(path):
+                return str(path)
         with step_bar(f"{os.path.basename(args.model)}: calibrate", show_progress(args)) as bar:
             found = measure_inputs(
                 args.model, args.calibration, path, n_ctx=args.ctx_size, n_chunks=args.chunks, seed=args.seed,

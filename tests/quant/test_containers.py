@@ -57,8 +57,8 @@ def test_outliers_are_reached(container: Container) -> None:
     factor = factorize(np.eye(columns), 0.0)
     found = quantize_rows(weights, factor, container, scales, sub_scales, np.ones(rows))
     values = dequantize(container, pack(container, weights.shape, found.codes, found.scales, found.sub_scales), rows)
-    per_block = columns // container.block_columns
-    own_steps = np.repeat(found.scales, container.block_columns, axis=1) * np.repeat(found.sub_scales, container.sub_columns, axis=1)
+    own_steps = np.repeat(found.scales, container.block_columns, axis=1)
+    own_steps *= np.repeat(found.sub_scales, container.sub_columns, axis=1)
     assert np.all(np.abs(values - weights) <= 0.5001 * own_steps)
     assert np.all(own_steps[[0, 3]] == np.float32(step))
     assert own_steps[1, 37] == np.float32(4 * step)
@@ -66,14 +66,15 @@ def test_outliers_are_reached(container: Container) -> None:
     assert found.n_widened >= 2
     if container.max_sub_scale == 1:
         assert found.n_widened == 2
-        assert np.count_nonzero(found.scales != np.float32(step)) == 2 <= per_block
+        assert np.count_nonzero(found.scales != np.float32(step)) == 2
 
 
 def test_clipping_without_widening() -> None:
     container = CONTAINERS["Q4_0"]
     weights = np.zeros((1, 32), np.float32)
     weights[0, :2] = 100, -100
-    found = quantize_rows(weights, factorize(np.eye(32), 0.0), container, np.ones(1), np.ones(1, np.int32), np.ones(1), widen=False)
+    factor = factorize(np.eye(32), 0.0)
+    found = quantize_rows(weights, factor, container, np.ones(1), np.ones(1, np.int32), np.ones(1), widen=False)
     assert found.codes[0, :3].tolist() == [7, -8, 0]
     assert found.scales.tolist() == [[1.0]]
     assert found.loss[0] == pytest.approx(93**2 + 92**2)

@@ -42,17 +42,18 @@ def log_probabilities(model: Path, text: Path, changes: dict[str, np.ndarray]) -
         arch = read_architecture(source.metadata)
         rotation = Rotation(arch, N_CTX)
 
-        def weights(name: str) -> np.ndarray:
-            return source.rows(name) + changes.get(name, np.float32(0))
-
-        out = "output.weight" if "output.weight" in source.tensors else "token_embd.weight"
+        outer = {
+            name: source.rows(name) + changes.get(name, np.float32(0))
+            for name in ("token_embd.weight", "output.weight") if name in source.tensors
+        }  # fmt: skip
+        head = outer.get("output.weight", outer["token_embd.weight"])
         results = []
         for chunk in chunks:
-            x = weights("token_embd.weight")[chunk]
+            x = outer["token_embd.weight"][chunk]
             for index in range(arch.n_layers):
                 layer = {name: w + changes.get(name, np.float32(0)) for name, w in source.layer_weights(f"blk.{index}.").items()}
                 x = Layer(arch, index, layer, rotation).forward(x)
-            logits = normalize(x, source.vector("output_norm.weight"), arch.norm_epsilon) @ weights(out).T
+            logits = normalize(x, source.vector("output_norm.weight"), arch.norm_epsilon) @ head.T
             logits = logits.astype(np.float64)
             logits -= logits.max(axis=1, keepdims=True)
             results.append(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
@@ -63,7 +64,8 @@ def log_probabilities(model: Path, text: Path, changes: dict[str, np.ndarray]) -
 @pytest.mark.parametrize(
     ("name", "low", "high"),
     [(name, 0.6, 1.6) for name in (*layer_weight_names(0)[2:], *layer_weight_names(1)[2:])]
-    + [("blk.1.attn_q.weight", 0.5, 2.0), ("blk.1.attn_k.weight", 0.4, 2.5), ("token_embd.weight", 0.5, 2.0), ("output.weight", 0.7, 1.4)],
+    + [("blk.1.attn_q.weight", 0.5, 2.0), ("blk.1.attn_k.weight", 0.4, 2.5), ("token_embd.weight", 0.5, 2.0),
+       ("output.weight", 0.7, 1.4)],
 )  # fmt: skip
 def test_predicts_the_divergence_of_a_random_change(
     measured: tuple[Path, Path, Path], name: str, low: float, high: float
@@ -125,15 +127,15 @@ def test_refusals(measured: tuple[Path, Path, Path], tmp_path: Path) -> None:
     model, text, path = measured
     with pytest.raises(OutputExistsError):
         measure_curvature(model, text, path, n_ctx=N_CTX, n_chunks=2)
+    quantized = write_tiny_model(tmp_path / "q.gguf", file_type="Q8_0", add_bos=False)
     with pytest.raises(QuantizationError, match="--allow-requantize"):
-        quantized = write_tiny_model(tmp_path / "q.gguf", file_type="Q8_0", add_bos=False)
         measure_curvature(quantized, text, tmp_path / "c", n_ctx=N_CTX, n_chunks=2)
     short = tmp_path / "short.txt"
     short.write_text("the town")
     with pytest.raises(LazyWeightsError, match="chunk"):
         measure_curvature(model, short, tmp_path / "c", n_ctx=N_CTX)
+    experts = write_tiny_model(tmp_path / "e.gguf", n_experts=4, add_bos=False)
     with pytest.raises(QuantizationError, match="mixtures"):
-        experts = write_tiny_model(tmp_path / "e.gguf", n_experts=4, add_bos=False)
         measure_curvature(experts, text, tmp_path / "c", n_ctx=N_CTX, n_chunks=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["e.gguf", "q.gguf", "short.txt"]
 

@@ -150,7 +150,8 @@ def test_float_source_reads_all_floats(tmp_path: Path) -> None:
     for kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16):
         writer.add_tensor(kind.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     tiled = np.tile(values, (1, 8))
-    writer.add_tensor("Q8_0", gguf.quants.quantize(tiled, gguf.GGMLQuantizationType.Q8_0), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    writer.add_tensor("Q8_0", gguf.quants.quantize(tiled, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

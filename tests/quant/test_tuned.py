@@ -201,6 +201,6 @@ def test_unusable_hessians_fail_the_run(model: Path, curvature: Path, tmp_path: 
             start = 8 + length + entry["data_offsets"][0]
             data[start + 4 : start + 8] = np.float32(np.nan).tobytes()
     (tmp_path / "c").write_bytes(data)
-    with TunedQuantizer(model, tmp_path / "c") as quantizer, pytest.raises(QuantizationError, match="no usable Hessian.*ffn_up"):
+    with TunedQuantizer(model, tmp_path / "c") as quantizer, pytest.raises(QuantizationError, match=r"no usable Hessian.*ffn_up"):
         quantizer.quantize(tmp_path / "x", 1.0)
     assert not (tmp_path / "x").exists()
