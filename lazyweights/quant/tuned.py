@@ -42,6 +42,9 @@ TARGET_DIVERGENCE = 0.02
 DEFAULT_WIDENED = 0.002
 """Share of sub-blocks that may need a wider step in a container that is chosen."""
 
+MIN_TOKENS = 32
+"""Tokens that an expert needs for a Hessian of its own."""
+
 MAX_FALLBACKS = 0.1
 """Share of the weights whose Hessian may be unusable before a run fails."""
 
@@ -105,9 +108,10 @@ class TunedResult:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A tensor ready to be quantized."""
+    """A matrix ready to be quantized: a tensor, or one expert of it."""
 
     name: str
+    first_row: int
     shape: tuple[int, int]
     container: Container
     factor: Factor
@@ -230,12 +234,14 @@ class TunedQuantizer:
         """Return the names of the tensors to quantize, in the order of the file."""
         names = []
         for info in self._scan.tensors:
-            if len(info.shape) != 2 or not info.name.endswith(".weight") or info.shape[0] % 32 or "norm" in info.name:
+            if len(info.shape) not in (2, 3) or not info.name.endswith(".weight") or info.shape[0] % 32 or "norm" in info.name:
                 continue
             if info.name in (EMBEDDING, OUTPUT) and not self.settings.quantize_embedding:
                 continue
             if info.type_id not in FLOATS:
                 self._source.rows(info.name, 0, 1)  # says what to do if it may not be
+            if "ffn_gate_inp" in info.name:  # it sends tokens to experts; llama.cpp's own quantizer leaves it too
+                continue
             if info.name in self._known or info.name == EMBEDDING:
                 names.append(info.name)
         if not names:
@@ -249,44 +255,58 @@ class TunedQuantizer:
 
     def _tensors(self, step: float, journal: _Journal | None, reports: list[dict[str, Any]]) -> Generator[NewTensor, None, None]:
         """Yield the new tensors in the order of `names`; slabs are computed ahead, on all cores."""
-        prepared = {name: _Once(functools.partial(self._prepare, name, step)) for name in self.names}
+        prepared = {
+            (name, matrix): _Once(functools.partial(self._prepare, name, matrix, step))
+            for name in self.names
+            for matrix in range(self._n_matrices(name))
+        }
         stored = {name: journal is not None and journal.has(name) for name in self.names}
 
-        def slabs() -> Iterator[tuple[str, int]]:
-            for name in self.names:
-                if not stored[name]:
-                    for start in range(0, self._source.shape(name)[0], SLAB_ROWS):
-                        yield name, start
+        def slabs_of(name: str) -> Iterator[tuple[str, int, int]]:
+            rows = self._source.shape(name)[0] // self._n_matrices(name)
+            return ((name, matrix, start) for matrix in range(self._n_matrices(name)) for start in range(0, rows, SLAB_ROWS))
 
-        def work(item: tuple[str, int]) -> _Slab:
-            return self._quantize_slab(prepared[item[0]].get(), item[1])
+        def slabs() -> Iterator[tuple[str, int, int]]:
+            return (slab for name in self.names if not stored[name] for slab in slabs_of(name))
+
+        def work(item: tuple[str, int, int]) -> _Slab:
+            return self._quantize_slab(prepared[item[:2]].get(), item[2])
 
         results = ordered_map(work, slabs(), self._threads)
         for name in self.names:
-            rows, columns = self._source.shape(name)
             if stored[name] and journal is not None:
                 report, packed = journal.load(name)
             else:
-                found = [next(results) for _ in range(0, rows, SLAB_ROWS)]
-                report = _describe(prepared[name].get(), found)
+                found, matrices = [], []
+                for _, matrix, start in slabs_of(name):
+                    found.append(next(results))
+                    if start == 0:
+                        matrices.append(_facts(prepared[name, matrix].get()))
+                        prepared[name, matrix].drop()
+                report = _describe(name, matrices, found)
                 packed = np.concatenate([slab.packed for slab in found])
-                prepared[name].drop()
                 if journal is not None:
                     journal.store(name, report, packed)
             reports.append(report)
             if name == self.names[-1]:
                 _check_fallbacks(reports)  # before the file gets its name
-            yield CONTAINERS[report["type"]].type_id, (columns, rows), [packed]
+            yield CONTAINERS[report["type"]].type_id, self._source.tensors[name].shape, [packed]
 
-    def _prepare(self, name: str, step: float) -> _Prepared:
+    def _n_matrices(self, name: str) -> int:
+        """Return how many matrices a tensor is: its experts, or 1."""
+        shape = self._source.tensors[name].shape
+        return shape[2] if len(shape) == 3 else 1
+
+    def _prepare(self, name: str, matrix: int, step: float) -> _Prepared:
         settings = self.settings
-        rows, columns = self._source.shape(name)
-        hessian, row_weights, coherence, fallback = self._known.of(name, columns)
+        all_rows, columns = self._source.shape(name)
+        rows = all_rows // self._n_matrices(name)
+        hessian, row_weights, coherence, fallback = self._known.of(name, matrix, columns)
         factor = factorize(hessian, settings.damp_frac)
         if factor.is_diagonal and fallback is None:
             fallback = "diagonal"
         is_embedding = name in (EMBEDDING, OUTPUT)
-        weights = self._source.rows(name)
+        weights = self._source.rows(name, matrix * rows, (matrix + 1) * rows)
         if not np.isfinite(weights).all():
             raise QuantizationError("the model has weights that are NaN or infinite here", tensor=name)
         curved = None if row_weights is None else curved_pattern(factor, row_weights, coherence, is_embedding)
@@ -299,20 +319,23 @@ class TunedQuantizer:
                 pattern = StepPattern(pattern.columns, curved.row_factors, curved.row_costs)
         pattern = even_pattern(pattern, not settings.use_column_steps, not settings.use_row_steps)
         scale = self._unit(row_weights is not None and settings.use_sensitivity) * step
-        container = self._container(weights, pattern, scale)
+        container = self._container(weights, pattern, scale, self._n_matrices(name) > 1)
         if not settings.use_gptq:
             factor = Factor(
                 np.diag(factor.diagonal).astype(np.float32), factor.diagonal, factor.damp_frac, factor.n_dead, factor.is_diagonal
             )
         scales, sub_scales = split_steps(container, pattern.sub_block_steps(scale, container.sub_columns))
-        return _Prepared(name, (rows, columns), container, factor, scales, sub_scales, pattern, fallback)
+        return _Prepared(name, matrix * rows, (rows, columns), container, factor, scales, sub_scales, pattern, fallback)
 
     def _unit(self, is_curved: bool) -> float:
         """Return what a global step of 1 is: see `steps`."""
         return float(np.sqrt(24 * TARGET_DIVERGENCE / self.n_weights)) if is_curved else 0.5
 
-    def _container(self, weights: np.ndarray, pattern: StepPattern, scale: float) -> Container:
-        """Return the container: the one asked for where rows fit, or the narrowest in which few sub-blocks are widened."""
+    def _container(self, weights: np.ndarray, pattern: StepPattern, scale: float, is_expert: bool) -> Container:
+        """Return the container: the one asked for where rows fit, or the narrowest in which few sub-blocks are widened.
+
+        The experts of a tensor need one container for all of them, which is the widest.
+        """
         columns = weights.shape[1]
         if self.settings.container != "auto":
             asked = find_container(self.settings.container)
@@ -321,6 +344,8 @@ class TunedQuantizer:
             fitting = [c for c in CONTAINERS.values() if c.block_columns == 32 and c.bits >= asked.bits and not c.has_min]
             return min(fitting, key=lambda c: c.bits)
         best = CONTAINERS["Q8_0"]
+        if is_expert:
+            return best
         for container in CONTAINERS.values():
             if container.block_columns != 32 or container.has_min:
                 continue
@@ -333,32 +358,43 @@ class TunedQuantizer:
 
     def _quantize_slab(self, tensor: _Prepared, start: int) -> _Slab:
         rows = slice(start, min(start + SLAB_ROWS, tensor.shape[0]))
+        weights = self._source.rows(tensor.name, tensor.first_row + rows.start, tensor.first_row + rows.stop)
         found = quantize_rows(
-            self._source.rows(tensor.name, rows.start, rows.stop), tensor.factor, tensor.container, tensor.scales,
-            tensor.sub_scales, tensor.pattern.row_factors[rows], rate_weight=self.settings.rate_weight,
-            widen=self.settings.use_widening,
+            weights, tensor.factor, tensor.container, tensor.scales, tensor.sub_scales, tensor.pattern.row_factors[rows],
+            rate_weight=self.settings.rate_weight, widen=self.settings.use_widening,
         )  # fmt: skip
         packed = pack(tensor.container, found.codes.shape, found.codes, found.scales, found.sub_scales)
         counts = np.bincount(found.codes.reshape(-1).astype(np.int64) + 128, minlength=256)
         return _Slab(packed, counts, float(found.loss @ tensor.pattern.row_costs[rows]), found.n_widened)
 
 
-def _describe(tensor: _Prepared, slabs: list[_Slab]) -> dict[str, Any]:
+def _facts(matrix: _Prepared) -> dict[str, Any]:
+    factor = matrix.factor
+    return {
+        "container": matrix.container, "damp_frac": factor.damp_frac, "n_dead": factor.n_dead, "fallback": matrix.fallback
+    }
+
+
+def _describe(name: str, matrices: list[dict[str, Any]], slabs: list[_Slab]) -> dict[str, Any]:
+    container = matrices[0]["container"]
+    replaced = [matrix["fallback"] for matrix in matrices if matrix["fallback"] is not None]
     counts = sum((slab.counts for slab in slabs), np.zeros(256, np.int64))
     n = int(counts.sum())
     seen = counts[counts > 0]
     entropy = float((seen * np.log2(n / seen)).sum()) / n
-    n_sub_blocks = n // tensor.container.sub_columns
+    n_sub_blocks = n // container.sub_columns
     return {
-        "name": tensor.name, "type": tensor.container.name, "n_weights": n, "entropy_bits": entropy,
+        "name": name, "type": container.name, "n_weights": n, "entropy_bits": entropy,
         "error": sum(slab.error for slab in slabs), "widened": sum(slab.n_widened for slab in slabs) / n_sub_blocks,
-        "damp_frac": tensor.factor.damp_frac, "n_dead": tensor.factor.n_dead, "fallback": tensor.fallback,
+        "damp_frac": max(matrix["damp_frac"] for matrix in matrices), "n_dead": sum(matrix["n_dead"] for matrix in matrices),
+        "fallback": replaced[0] if replaced else None, "fallback_share": len(replaced) / len(matrices),
     }  # fmt: skip
 
 
 def _check_fallbacks(reports: list[dict[str, Any]]) -> None:
     lost = [report["name"] for report in reports if report["fallback"] is not None]
-    share = sum(report["n_weights"] for report in reports if report["fallback"]) / sum(r["n_weights"] for r in reports)
+    n_lost = sum(report["n_weights"] * report["fallback_share"] for report in reports)
+    share = n_lost / sum(report["n_weights"] for report in reports)
     if share > MAX_FALLBACKS:
         shown = ", ".join(lost[:5]) + (" ..." if len(lost) > 5 else "")
         raise QuantizationError(f"{share:.0%} of the weights have no usable Hessian ({shown}): use a longer calibration text")
@@ -383,7 +419,7 @@ class _Knowledge:
         known = self._curvature if self._curvature is not None else self._hessians
         return known is not None and name in known
 
-    def of(self, name: str, columns: int) -> tuple[np.ndarray, np.ndarray | None, float, str | None]:
+    def of(self, name: str, matrix: int, columns: int) -> tuple[np.ndarray, np.ndarray | None, float, str | None]:
         """Return Hessian, row weights (None: unknown), coherence, and what replaced the Hessian (None: nothing)."""
         if self._curvature is not None and name in self._curvature:
             found = self._curvature[name]
@@ -392,12 +428,18 @@ class _Knowledge:
             return np.eye(columns), None, 1.0, "identity"
         # A tied embedding is used as the output matrix, under whose name its inputs are captured.
         key = name if name in self._hessians else OUTPUT if name == EMBEDDING and OUTPUT in self._hessians else None
-        if key is None or not self._hessians.n_rows(key):
+        if key is None:
             return np.eye(columns), None, 1.0, "identity"
+        n_rows = np.atleast_1d(self._hessians.n_rows(key))
+        diagonals = np.atleast_2d(_checked(self._hessians.diagonal(key), name, columns))
+        if n_rows[matrix] < min(MIN_TOKENS, n_rows.max()) or not n_rows[matrix]:  # an expert that few tokens came to
+            if not n_rows.sum():
+                return np.eye(columns), None, 1.0, "identity"
+            return np.diag(diagonals.sum(axis=0) / n_rows.sum()), None, 1.0, "diagonal of all experts"
         if self._hessians.info.kind == "hessian":
-            return _checked(self._hessians[key] / self._hessians.n_rows(key), name, columns), None, 1.0, None
-        diagonal = self._hessians.diagonal(key) / self._hessians.n_rows(key)
-        return np.diag(_checked(diagonal, name, columns)), None, 1.0, None
+            whole = self._hessians[key]
+            return (whole[matrix] if whole.ndim == 3 else whole) / n_rows[matrix], None, 1.0, None
+        return np.diag(diagonals[matrix] / n_rows[matrix]), None, 1.0, None
 
 
 def _checked(array: np.ndarray, name: str, columns: int) -> np.ndarray:

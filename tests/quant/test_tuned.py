@@ -93,7 +93,7 @@ def test_metadata_and_other_tensors_are_kept(model: Path, curvature: Path, tmp_p
 def test_larger_steps_cost_quality_and_save_bits(model: Path, curvature: Path, tmp_path: Path) -> None:
     results = [quantize(model, curvature, tmp_path / str(step), step) for step in (0.25, 1.0)]
     bits = [sum(t["entropy_bits"] * t["n_weights"] for t in result.tensors) / result.n_weights for result in results]
-    assert bits[0] - bits[1] == pytest.approx(2, abs=0.5)  # two bits, less where codes are few
+    assert 1.2 < bits[0] - bits[1] < 2.05  # two bits, less where codes are few
     predicted = [result.predicted_kld for result in results]
     assert predicted[1] / predicted[0] == pytest.approx(16, rel=0.3)
     assert predicted[1] == pytest.approx(tuned.TARGET_DIVERGENCE, rel=0.4)  # what a step of 1 is meant to cost
@@ -127,6 +127,24 @@ def test_plain_hessians_work_too(model: Path, hessians: Path, tmp_path: Path) ->
     assert result.predicted_kld == 0.0
     assert len(result.tensors) == 16
     assert 0.02 < divergence(model, tmp_path / "out") < 0.6
+
+
+def test_experts(tmp_path: Path) -> None:
+    """Each expert has a Hessian of its own; one that no token came to takes the diagonal of all."""
+    model = write_tiny_model(tmp_path / "experts.gguf", n_experts=4, n_used=1)
+    (tmp_path / "text").write_bytes(TEXT)
+    capture(model, tmp_path / "text", tmp_path / "h", n_ctx=64, n_chunks=16)
+    result = quantize(model, tmp_path / "h", tmp_path / "out", threads=2)
+    experts = [report for report in result.tensors if "_exps" in report["name"]]
+    assert {report["type"] for report in experts} == {"Q8_0"}
+    assert {report["fallback_share"] for report in experts} <= {0.0, 0.25, 0.5}
+    assert not any("gate_inp" in report["name"] for report in result.tensors)
+    before, after = weights_of(model), weights_of(tmp_path / "out")
+    for name in (report["name"] for report in experts):
+        error = np.sqrt(np.mean((before[name] - after[name]) ** 2, axis=(1, 2)) / np.mean(before[name] ** 2, axis=(1, 2)))
+        assert error.shape == (4,)
+        assert 0.005 < error.min() <= error.max() < 0.3
+    assert divergence(model, tmp_path / "out") < 0.5
 
 
 def test_each_part_of_the_method_can_be_left_out(model: Path, curvature: Path, tmp_path: Path) -> None:
