@@ -252,6 +252,45 @@ def gptq_import(result: Result) -> Table:
     return Table(header, rows, f"GPTQModel {result['gptqmodel']}; {provenance(result)}", 6)
 
 
+def gptq_oracle(result: Result) -> Table:
+    """Errors of our GPTQ and of others by GPTQModel's, on its grid; the seeds of a layer together."""
+    cases: dict[tuple[Any, ...], list[Result]] = {}
+    for row in result["rows"]:
+        case = tuple(row[key] for key in ("rows", "columns", "n_inputs", "bits", "group_size"))
+        cases.setdefault(case, []).append(row)
+
+    def ratios(of: list[Result], name: str, digits: int, errors: str = "error", base: str = "theirs") -> str:
+        if not all(name in row.get(errors, {}) for row in of):
+            return "–"
+        found = sorted({f"{row[errors][name] / row[errors][base]:.{digits}f}" for row in of})
+        return found[0] if len(found) == 1 else f"{found[0]}–{found[-1]}"
+
+    rows = []
+    for (n_rows, columns, n_inputs, bits, group_size), of in cases.items():
+        rows.append([
+            f"{n_rows} × {columns}", f"{n_inputs:,}", str(bits), "row" if group_size == -1 else str(group_size),
+            ratios(of, "ours", 6), ratios(of, "ours", 6, "damped_error"), ratios(of, "exact", 6), ratios(of, "nearest", 2),
+            ratios(of, "ours_without_lowest", 4), ratios(of, "theirs", 3, "reordered_error", "ours_in_order"),
+        ])  # fmt: skip
+    header = ["rows × columns", "inputs", "bits", "scale per", "**ours**", "ours,<br>damped H", "float64", "nearest",
+              "ours without<br>−128", "reordered"]  # fmt: skip
+    all_rows = result["rows"]
+    firsts = [first for row in all_rows for first in row["first_differences"]]
+    farthest = max((first["from_tie"] for first in firsts), default=0.0)
+    damping = ", ".join(sorted({f"{row['damp_frac']:.0%}" for row in all_rows}))
+    note = (
+        "tr(E H E^T) divided by GPTQModel's; from the smallest to the largest of the seeds. Reordered: GPTQModel's when it takes "
+        "groups with large inputs first, divided by ours on the grid that it finds then, in the order of the columns. Of "
+        f"{sum(row['n_weights'] for row in all_rows):,} codes {sum(row['n_different']['ours'] for row in all_rows):,} are not "
+        f"GPTQModel's, in {len(firsts)} of {sum(row['rows'] for row in all_rows):,} rows: "
+        f"{sum(row['rows_worse'] for row in all_rows)} with a larger error, {sum(row['rows_better'] for row in all_rows)} with a "
+        f"smaller one. In float64 the first such weight of a row is at most {farthest:.1e} steps "
+        f"from the middle of two codes, and {sum(first['is_ours'] for first in firsts)} times nearer to ours. "
+        f"GPTQModel {result['gptqmodel']}, damping {damping} of the mean of the diagonal; {provenance(result)}"
+    )
+    return Table(header, rows, note, 4)
+
+
 def decode_unit(result: Result) -> Table:
     """Streams and units."""
     rows = []
@@ -367,6 +406,7 @@ TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "hessians": ("capture", hessians),
     "stock": ("capture", stock),
     "gptq_import": ("gptq_import_oracle", gptq_import),
+    "gptq_oracle": ("gptq_oracle", gptq_oracle),
     "sizes": ("sizes", sizes),
     "types": ("type_sizes", types),
     "speed": ("codec_speed", speed),
