@@ -238,6 +238,63 @@ def stock(result: Result) -> Table:
     return Table(["type", "MB", "bits per weight", "seconds", "peak resident MB"], rows, note)
 
 
+def tuned_parts(result: Result) -> Table:
+    """What each part of the tuned quantizer brings, at one coded size."""
+    rows = []
+    for row in result["parts"]:
+        is_same = row.get("is_same_size", True)
+        rows.append([
+            row["what"], f"{row['coded_bytes'] / 1e6:.2f}" + ("" if is_same else " (no smaller)"), f"{row['step']:.3g}",
+            f"{row['kld']:.4f} ± {row['kld_error']:.4f}",
+            f"{100 * (row['ratio'] - 1):+.2f} ± {100 * row['ratio_error']:.2f} %",
+        ])  # fmt: skip
+    note = (
+        f"Reference model; steps chosen so that the coded files have one size. Calibrated on {result['n_chunks']} chunks of "
+        f"{result['text']}, judged on {result['judged_chunks']} chunks of {result['test_text']}. {provenance(result)}"
+    )
+    return Table(["variant", "coded MB", "step", "KL divergence", "perplexity"], rows, note)
+
+
+def tuned_containers(result: Result) -> Table:
+    """One step in several formats."""
+    rows = [
+        [
+            row["container"], ", ".join(row["types"]), f"{row['gguf_bytes'] / 1e6:.2f}", f"{row['coded_bytes'] / 1e6:.2f}",
+            f"{100 * row['widened']:.1f} %", f"{row['kld']:.4f} ± {row['kld_error']:.4f}",
+            f"{100 * (row['ratio'] - 1):+.2f} ± {100 * row['ratio_error']:.2f} %",
+        ]
+        for row in result["containers"]
+    ]  # fmt: skip
+    header = ["container", "types", "GGUF MB", "coded MB", "most widened", "KL divergence", "perplexity"]
+    note = f"Reference model, step {result['containers'][0]['step']:g}; coded files decoded and compared. {provenance(result)}"
+    return Table(header, rows, note, 2)
+
+
+def tuned_estimates(result: Result) -> Table:
+    """What larger models would take."""
+    rows = [
+        [
+            row["model"], f"{row['calibration_hours']:.2g} h", f"{row['calibration_memory_bytes'] / 1e9:.2g} GB",
+            f"{row['quantization_hours']:.2g} h", f"{row['quantization_memory_bytes'] / 1e9:.2g} GB",
+            f"{row['curvature_bytes'] / 1e9:.2g} GB", f"{row['states_bytes'] / 1e9:.2g} GB",
+        ]
+        for row in result["estimates"]
+    ]  # fmt: skip
+    header = ["model", "calibrate", "memory", "quantize, one point", "memory", "curvature file", "temporary file"]
+    note = (
+        f"**Estimated**, {result['estimates'][0]['threads']} cores, {result['n_chunks']} chunks: seconds of the reference "
+        f"model scaled by multiplications, memory by the arrays held, without Python and mapped pages. {provenance(result)}"
+    )
+    return Table(header, rows, note)
+
+
+def tuned_cost(result: Result) -> Table:
+    """Time and memory of the tuned quantizer."""
+    rows = [[row["what"], f"{row['seconds']:.0f}", f"{row['peak_mb']:,.0f}"] for row in result["cost"]]
+    note = f"Reference model, whole commands with all cores, coding and verifying included. {provenance(result)}"
+    return Table(["run", "seconds", "peak resident MB"], rows, note)
+
+
 def gptq_import(result: Result) -> Table:
     """GPTQ checkpoints against GPTQModel's own dequantizer."""
     rows = [
@@ -407,6 +464,10 @@ TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "stock": ("capture", stock),
     "gptq_import": ("gptq_import_oracle", gptq_import),
     "gptq_oracle": ("gptq_oracle", gptq_oracle),
+    "tuned_parts": ("tuned", tuned_parts),
+    "tuned_containers": ("tuned", tuned_containers),
+    "tuned_cost": ("tuned", tuned_cost),
+    "tuned_estimates": ("tuned", tuned_estimates),
     "sizes": ("sizes", sizes),
     "types": ("type_sizes", types),
     "speed": ("codec_speed", speed),

@@ -280,7 +280,7 @@ class TunedQuantizer:
                 found, matrices = [], []
                 for _, matrix, start in slabs_of(name):
                     found.append(next(results))
-                    if start == 0:
+                    if start + SLAB_ROWS >= self._source.shape(name)[0] // self._n_matrices(name):  # its last slab
                         matrices.append(_facts(prepared[name, matrix].get()))
                         prepared[name, matrix].drop()
                 report = _describe(name, matrices, found)
