@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lazyweights.codecs import N_LANES
+from lazyweights.codecs.log2 import log2_all
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.rans import normalized_freqs
 from lazyweights.codecs.table_pool import MAX_TABLES, NO_OWNER, build_pool, coded_bits, effective_lengths, sum_rows
 from lazyweights.container.coded_file import TableSet
-from lazyweights.container.count_kernels import log2_all, total_counts, used_rows
+from lazyweights.container.count_kernels import total_counts, used_rows
 from lazyweights.container.stream_layout import (
     FORCED_ABS_127,
     FORCED_BITS,
