@@ -271,6 +271,36 @@ def filtered_header() -> bytes:
     return build_gguf([("b", 0, (4,), np.ones(4, "<f4").tobytes())], metadata)
 
 
+def shared_rows() -> bytes:
+    """Tensors whose rows share their scales: two references, doubled scales and sub-scales, a last row group of odd rows."""
+
+    def two_references(planes: dict[str, np.ndarray]) -> None:
+        numbers = Numbers("references")
+        n = 137
+        doubled = (numbers.below(2 * n, 9) == 0).reshape(n, 2)
+        scale = np.where((np.arange(n) % 5 == 0)[:, None], [0x2C40, 0x2DC0], [0x2C00, 0x2D80]) + 0x400 * doubled
+        planes["scale"] = scale.reshape(planes["scale"].shape).astype(np.uint16)
+        widths = 16 * (1 + np.arange(64) % 3)
+        codes = numbers.bell(64 * n, 32).reshape(n, 2, 32) * widths.reshape(2, 32) >> 8
+        planes["codes"] = ((codes >> doubled[:, :, None]) & 255).reshape(planes["codes"].shape).astype(np.uint8)
+
+    def one_reference(planes: dict[str, np.ndarray]) -> None:
+        numbers = Numbers("sub-scales")
+        n = 128
+        planes["scale"][:] = 0x1C00
+        planes["min_scale"][:] = 0x1B21
+        doubled = (numbers.below(8 * n, 20) == 0).reshape(n, 8)
+        planes["sub_scale"] = ((10 + np.arange(8)) << doubled).reshape(planes["sub_scale"].shape).astype(np.uint8)
+        planes["sub_min"] = np.broadcast_to(20 + np.arange(8), (n, 8)).reshape(planes["sub_min"].shape).astype(np.uint8)
+        codes = np.where(numbers.below(256 * n, 3) == 0, numbers.bell(256 * n, 1), 0).reshape(n, 8, 32) >> doubled[:, :, None]
+        planes["codes"] = np.clip(codes + 7 + np.arange(8)[:, None] // 4, 0, 15).reshape(planes["codes"].shape).astype(np.uint8)
+
+    return build_gguf([
+        made_up_tensor("a.weight", "Q8_0", (64, 137), two_references),
+        made_up_tensor("b.weight", "Q4_K", (256, 128), one_reference),
+    ])  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Source:
     """A source and the preset of its golden."""
@@ -284,6 +314,7 @@ SOURCES = {
     "every_type": Source(every_type),
     "unit_preset": Source(unit_preset, "unit"),
     "filtered_header": Source(filtered_header),
+    "shared_rows": Source(shared_rows),
 }
 
 
@@ -465,7 +496,7 @@ def head_pieces(layout: Layout) -> list[Piece]:
         number(span.code_bits, "statistics: bits of the coded codes")
         plan = span.plan
         number(plan.table_set, "table set {}")
-        number(plan.coder, f"coder of the cells: {('codewords', 'rANS')[plan.coder]}")
+        number(plan.coder, f"coder: {('codewords', 'rANS for the cells')[plan.coder]}")
         for mode in plan.modes:
             number(mode.low | mode.sign << 1, f"field mode: low part {('raw', 'coded')[mode.low]}")
         for base in plan.bases:

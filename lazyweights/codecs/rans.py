@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit, uint32, uint64
 
-from lazyweights.codecs import ALPHABET_SIZE
 from lazyweights.codecs import vector_kernels as _vector
+from lazyweights.codecs import vector_rans as _vector_rows
 from lazyweights.codecs.lanes import Row, _visits
 from lazyweights.errors import CodecError
 
@@ -85,18 +85,25 @@ def rans_tables(freqs: np.ndarray) -> np.ndarray:
     ----------
     freqs : ndarray of uint16, shape (n_tables, 256); a row of zeros gives a table of zeros
     """
-    out = np.zeros((len(freqs), PROB_SCALE), np.uint32)
-    symbols = np.arange(ALPHABET_SIZE, dtype=np.uint32)
-    for t, row in enumerate(freqs):
-        if not row.any():
-            continue
-        check_freqs(row)
-        wide = row.astype(np.int64)
-        starts = np.cumsum(wide) - wide
-        bias = np.arange(PROB_SCALE) - np.repeat(starts, wide)
-        out[t] = np.repeat(symbols | (row.astype(np.uint32) - np.uint32(1)) << np.uint32(8), wide)
-        out[t] |= bias.astype(np.uint32) << np.uint32(20)
-    return out.reshape(-1)
+    for row in freqs:
+        if row.any():
+            check_freqs(row)
+    out = np.zeros(len(freqs) * PROB_SCALE, np.uint32)
+    _fill_tables(np.ascontiguousarray(freqs), out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _fill_tables(freqs: np.ndarray, out: np.ndarray) -> None:
+    """Fill the decode entries of tables whose frequencies sum to 4096 or 0."""
+    for t in range(freqs.shape[0]):
+        at = np.uint64(t * 4096)
+        for s in range(freqs.shape[1]):
+            freq = uint32(freqs[t, s])
+            entry = uint32(s) | (freq - uint32(1)) << uint32(8)
+            for bias in range(np.uint64(freq)):
+                out[at] = entry | uint32(bias) << uint32(20)
+                at += np.uint64(1)
 
 
 def encode_rans_reference(
@@ -274,6 +281,92 @@ def decode_rans_phase(
         _vector.decode_rans_full(words, limit, tables, offsets, cell_length, out, states, pos)
     else:
         decode_rans_scalar(words, limit, tables, offsets, cell_length, n_lanes, out, states, pos)
+
+
+@njit(cache=True, nogil=True)
+def decode_rows_scalar(
+    words: np.ndarray,
+    limit: int,
+    tables: np.ndarray,
+    offsets: np.ndarray,
+    columns: np.ndarray,
+    levels: np.ndarray,
+    cell_symbols: int,
+    n_coded: int,
+    n_lanes: int,
+    out: np.ndarray,
+    bases: np.ndarray,
+    strides: np.ndarray,
+    states: np.ndarray,
+    pos: np.ndarray,
+) -> None:
+    """Decode one phase of row groups whose tables follow from the class of a column and the level of a row.
+
+    Several groups (streams) are decoded for the same columns; `decode_rows_phase` takes one, or two full ones.
+
+    Parameters
+    ----------
+    words, limit, tables : as for `decode_rans_scalar`
+    offsets : int32 (32 * 16,), table offset of each column class and level
+    columns : uint8 (n_symbols,), class of each column, 0 .. 31; a multiple of 16 columns
+    levels : int32 (streams, cells, 32), level of each cell, 0 .. 15
+    cell_symbols : columns of a cell, a multiple of 4
+    n_coded : columns that are decoded, the first ones: all or all but one
+    n_lanes : lanes that have a row, the first ones
+    out : uint8, flat: symbol i of cell c of a lane goes to ``bases[stream] + lane * strides[0] + c * strides[1] + i``
+    states : uint32 (streams, 32); pos : int64 (streams,), the next word of each stream
+    """
+    for stream in range(pos.size):
+        p = pos[stream]
+        for column in range(n_coded):
+            cell = column // cell_symbols
+            at = bases[stream] + cell * strides[1] + column % cell_symbols
+            first = np.int64(columns[column]) * 16
+            for lane in range(n_lanes):
+                x = states[stream, lane]
+                table = np.int64(offsets[first + levels[stream, cell, lane]])
+                entry = tables[table + np.int64(x & uint32(4095))]
+                x = (((entry >> uint32(8)) & uint32(4095)) + uint32(1)) * (x >> uint32(12)) + (entry >> uint32(20))
+                if x < uint32(65536):
+                    word = uint32(0)
+                    if p < limit:
+                        word = uint32(words[p])
+                    p += 1
+                    x = (x << uint32(16)) | word
+                states[stream, lane] = x
+                out[at + lane * strides[0]] = entry & uint32(255)
+        pos[stream] = p
+
+
+@njit(cache=True, nogil=True)
+def decode_rows_phase(
+    words: np.ndarray,
+    limit: int,
+    tables: np.ndarray,
+    offsets: np.ndarray,
+    columns: np.ndarray,
+    levels: np.ndarray,
+    cell_symbols: int,
+    n_coded: int,
+    n_lanes: int,
+    out: np.ndarray,
+    bases: np.ndarray,
+    strides: np.ndarray,
+    states: np.ndarray,
+    pos: np.ndarray,
+) -> None:
+    """Decode one phase of rows with the fastest kernel for it; arguments as for `decode_rows_scalar`.
+
+    Columns that are not decoded may be overwritten.
+    """
+    if _VECTOR and n_lanes == 32 and limit >= 32:
+        _vector_rows.decode_rows_full(
+            words, limit, tables, offsets, columns, levels, cell_symbols, n_coded, out, bases, strides, states, pos
+        )
+    else:
+        decode_rows_scalar(
+            words, limit, tables, offsets, columns, levels, cell_symbols, n_coded, n_lanes, out, bases, strides, states, pos
+        )
 
 
 def freq_entries(freqs: np.ndarray) -> np.ndarray:

@@ -31,7 +31,17 @@ from lazyweights.codecs.rans import PROB_SCALE, check_freqs
 from lazyweights.container.gguf_scan import describe_bytes
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.numbers import NumberReader, pack_number, pack_numbers
-from lazyweights.container.tensor_coder import RANS, HalfMode, TensorCoder, TensorPlan, is_codable, tensor_coder
+from lazyweights.container.shared_rows import MAX_REFERENCES, N_COLUMN_CLASSES, SharedRows
+from lazyweights.container.tensor_coder import (
+    HUFFMAN,
+    LOW_CODED,
+    SHARED,
+    HalfMode,
+    TensorCoder,
+    TensorPlan,
+    is_codable,
+    tensor_coder,
+)
 from lazyweights.container.zstd_frames import compress, decompress
 from lazyweights.errors import (
     ChecksumError,
@@ -178,7 +188,12 @@ class Head:
 def _pack_plan(plan: TensorPlan) -> bytes:
     modes = [mode.low | mode.sign << 1 for mode in plan.modes]
     numbers = pack_numbers([plan.table_set, plan.coder, *modes, *plan.bases])
-    return numbers + plan.side_tables.tobytes() + plan.cell_tables.tobytes()
+    packed = numbers + plan.side_tables.tobytes() + plan.cell_tables.tobytes()
+    shared = plan.shared
+    if shared is None:
+        return packed
+    packed += pack_numbers([shared.row_base, shared.row_table, len(shared.references)])
+    return packed + shared.references.tobytes() + shared.columns.tobytes()
 
 
 _BYTES = bytes(range(256))
@@ -188,7 +203,9 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
     table_set = r.number()
     if table_set >= len(table_sets):
         raise FormatError("a plan names a table set that is not there", expected=f"< {len(table_sets)}", found=table_set)
-    cell_coder = r.number(RANS)
+    cell_coder = r.number(SHARED)
+    if cell_coder == SHARED and not coder.layout.may_share_rows:
+        raise FormatError("a plan shares rows of a type whose scales are no halves")
     modes = []
     for _ in coder.layout.halves:
         value = r.number(5)
@@ -202,9 +219,29 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
         raise FormatError("a plan names a table that is not there", expected=f"< {n_tables}", found=found)
     tables = np.frombuffer(packed, np.uint8)
     side_tables, cell_tables = tables[: 32 * n_sides].reshape(n_sides, 32), tables[32 * n_sides :]
-    if cell_coder == RANS and not table_sets[table_set].freqs[cell_tables].any(axis=1).all():
+    shared = _unpack_shared(r, coder, tuple(modes), n_tables) if cell_coder == SHARED else None
+    by_rans = cell_tables if cell_coder != HUFFMAN else cell_tables[:0]
+    if shared is not None:
+        by_rans = np.concatenate([by_rans, side_tables[:, 0], [shared.row_table]])
+    if not table_sets[table_set].freqs[by_rans].any(axis=1).all():
         raise FormatError("a plan names a table without frequencies for rANS")
-    return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder)
+    return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder, shared)
+
+
+def _unpack_shared(r: NumberReader, coder: TensorCoder, modes: tuple[HalfMode, ...], n_tables: int) -> SharedRows:
+    if any(mode.low != LOW_CODED for mode in modes):
+        raise FormatError("a plan shares rows but does not code all of their scales")
+    row_base, row_table = r.number(255), r.number(n_tables - 1)
+    n_references = r.number(MAX_REFERENCES)
+    if n_references == 0:
+        raise FormatError("a plan shares rows but has no reference", expected="> 0", found=0)
+    n_values = len(modes) * 2 * coder.n_blocks + sum(coder.byte_columns(b.per_block) for b in coder.layout.bytes_)
+    references = np.frombuffer(r.take(n_references * n_values), np.uint8).reshape(n_references, n_values)
+    columns = np.frombuffer(r.take(coder.n_cells * coder.cell_symbols), np.uint8)
+    highest = int(columns.max())
+    if highest >= N_COLUMN_CLASSES:
+        raise FormatError("a plan has a column class that is not there", expected=f"< {N_COLUMN_CLASSES}", found=highest)
+    return SharedRows(references, columns, row_base, row_table)
 
 
 def pack_head(head: Head) -> bytes:

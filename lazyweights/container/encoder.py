@@ -25,8 +25,10 @@ from lazyweights.container.coded_file import CHUNK_BYTES, CodedSpan, Head, Layou
 from lazyweights.container.gguf_scan import Scan, scan_gguf
 from lazyweights.container.header_filter import ItemArray, find_arrays
 from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
+from lazyweights.container.shared_planning import reduce_shared_counts
+from lazyweights.container.shared_rows import SharedRows, find_shared_rows, first_rows_share, may_share, sample_groups
 from lazyweights.container.string_kernels import follow_strings
-from lazyweights.container.tensor_coder import Counts, TensorPlan, is_codable
+from lazyweights.container.tensor_coder import Counts, SharedCounts, TensorPlan, is_codable
 from lazyweights.container.unit_codec import Tables, Unit, encode_rows, encode_verbatim, rows_per_run, tensor_coder
 from lazyweights.errors import FormatError, LazyWeightsError
 
@@ -261,28 +263,35 @@ def analyse(
     """Count the symbols of every tensor, choose its plan, hash the source."""
     spans = scan_spans(scan)
     first_rows = _first_rows(spans)
+    shared_rows = {} if lockstep else _find_shared(source, spans, first_rows, threads)
     pool = BufferPool()
 
-    def count(run: _Run) -> tuple[_Run, np.ndarray, Counts | None]:
+    def count(run: _Run) -> tuple[_Run, np.ndarray, Counts | SharedCounts | None]:
         span = spans[run.span]
         buffer = pool.take(run.n_bytes)
         if run.rows == 0:
             source.read_into(run.offset, memoryview(buffer))
             return run, buffer, None
         coder = tensor_coder(span.type_id, span.shape[0])
-        offset, rows = first_rows[run.span]
-        counts = coder.new_counts(np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1))
+        shared = shared_rows.get(run.span)
+        if shared is not None:
+            shared_counts = coder.new_shared_counts(shared)
+        else:
+            counts = coder.new_counts(_read_rows(source, span, *first_rows[run.span]))
         packed = buffer.reshape(run.rows, -1)
         step = rows_per_run(span, COUNT_PIECE_BYTES)
         for row in range(0, run.rows, step):
             piece = packed[row : row + step]
             source.read_into(run.offset + row * span.row_bytes, memoryview(piece.reshape(-1)))
-            coder.count(piece, counts, plain=lockstep)
-        return run, buffer, counts
+            if shared is not None:
+                coder.count_shared(piece, shared_counts)
+            else:
+                coder.count(piece, counts, plain=lockstep)
+        return run, buffer, counts if shared is None else shared_counts
 
     planner = planning.Planner(lockstep)
     digest = hashlib.sha256()
-    current: Counts | None = None
+    current: Counts | SharedCounts | None = None
     done = 0
     todo = list(runs(spans, COUNT_RUN_BYTES))
     for k, (run, buffer, counts) in enumerate(ordered_map(count, todo, threads)):
@@ -292,19 +301,48 @@ def analyse(
             if current is None:
                 current = counts
             else:
-                current.add(counts)
+                current.add(counts)  # type: ignore[arg-type]  # of the same tensor, so of the same kind
             if k + 1 == len(todo) or todo[k + 1].span != run.span:
                 span = spans[run.span]
                 coder = tensor_coder(span.type_id, span.shape[0])
                 n_rows = span.n_rows * span.outer
                 n_units = span.groups_per_outer * span.outer
-                planner.add(planning.reduce_counts(run.span, coder, current, n_rows, n_units, lockstep))
+                if isinstance(current, SharedCounts):
+                    planner.add_shared(reduce_shared_counts(run.span, coder, current, n_rows, n_units))
+                else:
+                    planner.add(planning.reduce_counts(run.span, coder, current, n_rows, n_units, lockstep))
                 current = None
         done += run.n_bytes
         if progress:
             progress(Progress(done, source.size, 0, "analyse", spans[run.span].name))
-    planner.finish()
+    planner.finish_all()
     return Analysis(planner.table_sets, planner.plans, planner.statistics, digest.digest())
+
+
+def _read_rows(source: Source, span: CodedSpan, offset: int, rows: int) -> np.ndarray:
+    """Return packed rows of a tensor from `offset` on, uint8 (rows, row_bytes)."""
+    return np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1)
+
+
+def _find_shared(
+    source: Source, spans: list[CodedSpan], first_rows: dict[int, tuple[int, int]], threads: int
+) -> dict[int, SharedRows]:
+    """Return what the rows share of each tensor whose rows share their scales, by span."""
+
+    def find(i: int) -> tuple[int, SharedRows | None]:
+        span = spans[i]
+        coder = tensor_coder(span.type_id, span.shape[0])
+        offset, rows = first_rows[i]
+        if not may_share(coder, span.n_rows * span.outer) or not first_rows_share(coder, _read_rows(source, span, offset, rows)):
+            return i, None
+        parts = []
+        for first in sample_groups(span.n_rows * span.outer, span.row_bytes):
+            rows = min(TILE_ROWS, span.n_rows * span.outer - first)
+            parts.append(_read_rows(source, span, offset + first * span.row_bytes, rows))
+        return i, find_shared_rows(coder, np.concatenate(parts))
+
+    found = ordered_map(find, first_rows, threads)
+    return {i: shared for i, shared in found if shared is not None}
 
 
 def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from lazyweights.codecs import N_LANES
+from lazyweights.codecs.log2 import log2_all
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.rans import normalized_freqs
 from lazyweights.codecs.table_pool import MAX_TABLES, NO_OWNER, build_pool, coded_bits, effective_lengths, sum_rows
 from lazyweights.container.coded_file import TableSet
-from lazyweights.container.count_kernels import log2_all, total_counts, used_rows
+from lazyweights.container.count_kernels import total_counts, used_rows
+from lazyweights.container.shared_planning import SharedCounted, plan_shared
 from lazyweights.container.stream_layout import (
     FORCED_ABS_127,
     FORCED_BITS,
@@ -38,6 +40,9 @@ from lazyweights.container.tensor_coder import (
 
 MAX_SET_CONTEXTS = 32768
 """Contexts that share one table set; more start a new set, which bounds the memory of planning (1 KiB a context)."""
+
+MAX_SET_SHARED = 64
+"""Tensors with shared rows that share one table set."""
 
 MIN_SAVING = 1 / 512
 """Share of its bytes that coding must save, or the tensor stays verbatim."""
@@ -234,6 +239,7 @@ class Planner:
         self._lockstep = lockstep
         self._batch: list[Counted] = []
         self._n_contexts = 0
+        self._shared: list[SharedCounted] = []
 
     def add(self, counted: Counted) -> None:
         """Add the next tensor; plan the batch before it if the two together are too large."""
@@ -243,11 +249,39 @@ class Planner:
         self._batch.append(counted)
         self._n_contexts += n
 
+    def add_shared(self, counted: SharedCounted) -> None:
+        """Add the next tensor whose rows share their scales; plan those before it if they are too many."""
+        if len(self._shared) >= MAX_SET_SHARED:
+            self._finish_shared()
+        self._shared.append(counted)
+
     def finish(self) -> None:
         """Plan the tensors that were added since the last time."""
         batch, self._batch, self._n_contexts = self._batch, [], 0
         if batch:
             self._plan(batch)
+
+    def finish_all(self) -> None:
+        """Plan all tensors that are not planned yet."""
+        self.finish()
+        self._finish_shared()
+
+    def _finish_shared(self) -> None:
+        batch, self._shared = self._shared, []
+        if not batch:
+            return
+        tables, plans = plan_shared(batch, len(self.table_sets))
+        self.table_sets.append(tables)
+        for c, planned in zip(batch, plans, strict=True):
+            n_rows = c.source_bytes // c.coder.row_bytes
+            state_bits = (RANS_STATE_BITS + RANS_TAIL_BITS) * min(N_LANES, -(-n_rows // (2 * c.n_units))) * c.n_units
+            entropy = sum(entropy_bits_q16(row) for row in c.code_counts) >> 16
+            self.statistics[c.index] = SpanStatistics(
+                1000 * entropy // c.n_weights, planned.code_bits, planned.code_bits + planned.side_bits + state_bits
+            )
+            bits = self.statistics[c.index].coded_bits + c.n_units * UNIT_BITS + PLAN_BITS
+            if bits < 8 * c.source_bytes * (1 - MIN_SAVING):
+                self.plans[c.index] = planned.plan
 
     def _plan(self, batch: list[Counted]) -> None:
         lockstep = self._lockstep

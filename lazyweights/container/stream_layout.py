@@ -130,6 +130,11 @@ class StreamLayout:
         return self.mode in (BY_POSITION, BY_ROW)
 
     @property
+    def may_share_rows(self) -> bool:
+        """Whether cells have scales that are halves: rows may share these, and blocks hold codes and side values only."""
+        return self.mode in (BY_LEVEL, BY_ZERO_AND_LEVEL) and self.level_steps == 0
+
+    @property
     def may_repeat(self) -> bool:
         """Whether zstd is asked too: F32 may hold values of fewer bits (norms, mostly), integers may hold anything."""
         return self.codes in ("exponent", "bytes")

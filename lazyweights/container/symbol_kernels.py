@@ -158,13 +158,19 @@ def magnitude_levels(values: np.ndarray) -> np.ndarray:
         total = np.int64(0)
         for i in range(values.shape[1]):
             total += abs(np.int64(values[row, i]))
-        mean = 16 * total // max(values.shape[1], 1)
-        if mean > 0:
-            exponent = np.int64(0)
-            while mean >> (exponent + 1):
-                exponent += 1
-            out[row] = (8 * exponent + ((mean << 3) >> exponent) - 8) & 254
+        out[row] = log_level(16 * total // max(values.shape[1], 1)) & 254
     return out
+
+
+@njit(cache=True, nogil=True)
+def log_level(value: int) -> int:
+    """Return the logarithm of an integer in 1/8 octaves as in `stream_layout.level_table`, but 0 for 0."""
+    if value <= 0:
+        return 0
+    exponent = np.int64(0)
+    while value >> (exponent + 1):
+        exponent += 1
+    return 8 * exponent + ((value << 3) >> exponent) - 8
 
 
 @njit(cache=True, nogil=True)

@@ -14,6 +14,7 @@ import numpy as np
 from lazyweights.blocks.planes import _LAYOUTS as _BLOCK_LAYOUTS
 from lazyweights.blocks.types import GGML_TYPES
 from lazyweights.codecs import TABLE_SIZE, TILE_ROWS
+from lazyweights.container.shared_rows import SharedRows
 from lazyweights.container.stream_layout import (
     FORCED_NONE,
     N_CELL_CONTEXTS,
@@ -28,7 +29,7 @@ from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress
 N_SIDE_CONTEXTS = 32
 
 LOW_RAW, LOW_CODED = 0, 1
-HUFFMAN, RANS = 0, 1
+HUFFMAN, RANS, SHARED = 0, 1, 2
 PROB_SCALE = 4096
 SIGN_CLEAR, SIGN_SET, SIGN_STORED = 0, 1, 2
 
@@ -65,7 +66,9 @@ class TensorPlan:
     table_set : int
         Pool of tables the numbers refer to.
     coder : int
-        HUFFMAN or RANS, for the cells; side symbols are always coded by Huffman codes.
+        HUFFMAN or RANS, for the cells: side symbols are then coded by Huffman codes. SHARED: all by rANS, with `shared`.
+    shared : SharedRows or None
+        What the rows share.
     """
 
     modes: tuple[HalfMode, ...]
@@ -74,16 +77,22 @@ class TensorPlan:
     cell_tables: np.ndarray
     table_set: int = 0
     coder: int = 0
+    shared: SharedRows | None = None
 
     @functools.cached_property
     def side_offsets(self) -> np.ndarray:
         """Table offset of each side context, int32 (n_sides, 32)."""
-        return self.side_tables.astype(np.int32) * TABLE_SIZE
+        return self.side_tables.astype(np.int32) * (PROB_SCALE if self.coder == SHARED else TABLE_SIZE)
 
     @functools.cached_property
     def cell_offsets(self) -> np.ndarray:
         """Table offset of each cell context, int32 (512,)."""
-        return self.cell_tables.astype(np.int32) * (PROB_SCALE if self.coder == RANS else TABLE_SIZE)
+        return self.cell_tables.astype(np.int32) * (TABLE_SIZE if self.coder == HUFFMAN else PROB_SCALE)
+
+    @property
+    def row_offset(self) -> int:
+        """Table offset of the row symbols of SHARED."""
+        return self.shared.row_table * PROB_SCALE if self.shared else 0
 
 
 @dataclass
@@ -106,6 +115,28 @@ class _Parameters:
     byte_fields: np.ndarray
     raws: np.ndarray
     levels: np.ndarray
+
+
+@dataclass
+class SharedCounts:
+    """Symbol counts of a tensor whose rows share their scales.
+
+    Attributes
+    ----------
+    shared : SharedRows
+    sides : ndarray of int64, shape (n_sides + 2, 256)
+        Of the side planes, the row symbols and the last codes of the rows.
+    cells : ndarray of uint32, shape (512, 256)
+    """
+
+    shared: SharedRows
+    sides: np.ndarray
+    cells: np.ndarray
+
+    def add(self, other: SharedCounts) -> None:
+        """Add the counts of other rows of the same tensor."""
+        self.sides += other.sides
+        self.cells += other.cells
 
 
 @dataclass
@@ -433,6 +464,46 @@ class TensorCoder:
             p.byte_fields, p.levels, counts.sides, counts.cells, counts.forced,
         )
 
+    def shared_modes(self) -> tuple[HalfMode, ...]:
+        """Field modes of a tensor whose rows share their scales: all is coded."""
+        return tuple(HalfMode(LOW_CODED, SIGN_CLEAR) for _ in self.layout.halves)
+
+    def _shared_parameters(self) -> _Parameters:
+        modes = self.shared_modes()
+        return self.parameters(modes, (0,) * len(self.side_names(modes)))
+
+    @functools.cached_property
+    def _code_shape(self) -> np.ndarray:
+        layout = self.layout
+        signed = layout.code_bits == 8 and layout.codes_per_symbol == 1
+        return np.array([signed, layout.codes_per_symbol, layout.code_bits], np.int64)
+
+    def new_shared_counts(self, shared: SharedRows) -> SharedCounts:
+        """Return empty counts of a tensor whose rows share their scales."""
+        n_sides = len(self.side_names(self.shared_modes()))
+        return SharedCounts(shared, np.zeros((n_sides + 2, 256), np.int64), np.zeros((2 * N_CELL_CONTEXTS, 256), np.uint32))
+
+    def count_shared(self, packed: np.ndarray, counts: SharedCounts) -> None:
+        """Add the symbols of packed rows (as for `count`) to `counts`."""
+        self._count_shared(packed, counts)
+
+    def row_widths(self, packed: np.ndarray, shared: SharedRows) -> np.ndarray:
+        """Return how wide the codes of each of some packed rows spread, int64 (rows,), in 1/8 octaves."""
+        return self._count_shared(packed, SharedCounts(shared, np.zeros((0, 256), np.int64), np.zeros((0, 256), np.uint32)))
+
+    def _count_shared(self, packed: np.ndarray, counts: SharedCounts) -> np.ndarray:
+        from lazyweights.container import shared_groups
+
+        arrays = self.split(packed)
+        p = self._shared_parameters()
+        shared = counts.shared
+        widths = np.zeros(len(packed), np.int64)
+        shared_groups.count_shared_groups(
+            len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, p.meta, p.sides, p.halves, p.byte_fields,
+            p.levels, shared.references, shared.columns, shared.row_base, self._code_shape, counts.sides, counts.cells, widths,
+        )
+        return widths
+
     def symbol_counts(self, packed: np.ndarray) -> np.ndarray:
         """Return the counts of the codes of some packed rows, int64 (bytes, 256); of wide codes, their high 8 bits."""
         symbols = self.split(packed).symbols.reshape(-1, self.bytes_per_code, self.cell_symbols)
@@ -460,13 +531,22 @@ class TensorCoder:
         `entries` (of `lane_encode.encode_entries`) and `freqs` (uint32 (n_tables, 256), they matter for RANS only) are the
         encode entries of the table set.
         """
-        from lazyweights.container import group_encode
+        from lazyweights.container import group_encode, shared_groups
 
-        arrays = self.split(packed, plan.bases[0] if plan.bases else 0)
         p = self.parameters(plan.modes, plan.bases)
         n_groups = -(-len(packed) // TILE_ROWS)
         sizes = np.zeros(n_groups, np.int64)
         unforced = np.zeros(n_groups, np.bool_)
+        if plan.shared is not None:
+            arrays, shared = self.split(packed), plan.shared
+            out = np.empty(len(packed) * self.row_bytes // 4 + 64, np.uint32)
+            shared_groups.encode_shared_groups(
+                len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, p.meta, p.sides, p.halves, p.byte_fields,
+                p.levels, shared.references, shared.columns, shared.row_base, self._code_shape, plan.side_tables,
+                shared.row_table, plan.cell_tables, freqs, self.row_bytes, out, sizes,
+            )
+            return out, sizes, unforced
+        arrays = self.split(packed, plan.bases[0] if plan.bases else 0)
         n_symbols = self.n_cells * self.cell_symbols + sum(self.n_blocks * max(int(n), 1) for n in p.sides[:, 0])
         out = np.empty(group_encode.words_for(len(packed), self.row_bytes, n_symbols, len(p.sides)), np.uint32)
         group_encode.encode_groups(
@@ -497,7 +577,7 @@ class TensorCoder:
         `words`, `starts`, `sizes` and `kinds` are those of `group_decode.decode_groups`; rows of skipped groups are
         left undefined.
         """
-        from lazyweights.container import group_decode
+        from lazyweights.container import group_decode, shared_decode
 
         p = self.parameters(plan.modes, plan.bases)
         status = np.zeros(len(starts), np.uint8)
@@ -507,6 +587,15 @@ class TensorCoder:
             np.empty((n_rows, self.n_cells * self.cell_symbols), np.uint8),
             np.empty((n_rows, sum(per_block for _, per_block, _ in self.raw_planes) * self.n_blocks), np.uint32),
         )
+        if plan.shared is not None:
+            shared_decode.decode_shared_groups(
+                n_rows, words, starts, sizes, kinds, p.meta, p.sides, p.halves, p.byte_fields, p.raws, p.levels,
+                plan.side_offsets, plan.row_offset, plan.cell_offsets, plan.shared.references, plan.shared.columns, rans_tables,
+                arrays.half_values, arrays.byte_values, arrays.symbols, (self.cell_symbols, 0, False), arrays.raw_values, status,
+            )
+            self._mask_skipped(arrays, kinds, status)
+            self.join(arrays, packed)
+            return status
         group_decode.decode_groups(
             n_rows, words, starts, sizes, kinds, p.meta, p.sides, p.halves, p.byte_fields, p.raws, p.levels, flat_tables,
             plan.side_offsets, plan.cell_offsets, rans_tables if plan.coder == RANS else rans_tables[:0], arrays.half_values,

@@ -26,7 +26,7 @@ from lazyweights.container.coded_file import (
     checksum,
 )
 from lazyweights.container.header_filter import ItemArray, filter_chunk, unfilter_chunk
-from lazyweights.container.tensor_coder import RANS, tensor_coder
+from lazyweights.container.tensor_coder import RANS, SHARED, tensor_coder
 from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress, decompress
 from lazyweights.errors import BlockLayoutError, ChecksumError, CodecError, FormatError
 
@@ -293,6 +293,8 @@ def _decode_batch(
     """Decode parts in one compiled call; return the status of each row group."""
     from lazyweights.container import batch_decode
 
+    if any(part.span.plan is not None and part.span.plan.coder == SHARED for part in parts):
+        return _decode_each(parts, words, starts, sizes, kinds, tables, out)
     arrays: list[batch_decode.PlanArrays] = []
     rows = []
     first = 0
@@ -308,6 +310,31 @@ def _decode_batch(
     status = np.zeros(first, np.uint8)
     rans_tables = tables.rans_flat if by_rans else np.zeros(0, np.uint32)
     batch_decode.decode_plans(rows, arrays, words, starts, sizes, kinds, tables.flat, rans_tables, out, status)
+    return status
+
+
+def _decode_each(
+    parts: list[Part], words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables,
+    out: np.ndarray,
+) -> np.ndarray:
+    """Decode parts of which some have shared rows one by one; return the status of each row group."""
+    from lazyweights.container import shared_decode
+
+    status = np.zeros(len(starts), np.uint8)
+    first = 0
+    for part in parts:
+        units = slice(first, first + part.n_units)
+        first += part.n_units
+        span = part.span
+        assert span.plan is not None
+        if span.plan.coder != SHARED:
+            status[units] = _decode_batch([part], words, starts[units], sizes[units], kinds[units], tables, out)
+            continue
+        packed = out[part.first_byte : part.first_byte + part.n_rows * span.row_bytes].reshape(part.n_rows, span.row_bytes)
+        shared_decode.decode_shared_rows(
+            tensor_coder(span.type_id, span.shape[0]), span.plan, words, starts[units], sizes[units], kinds[units],
+            tables.rans_flat, packed, status[units],
+        )
     return status
 
 

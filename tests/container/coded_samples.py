@@ -18,10 +18,11 @@ from numba import njit
 
 from lazyweights.blocks import GGML_TYPES, TYPE_BY_NAME, Planes, join, split
 from lazyweights.codecs import lane_kernels, rans
-from lazyweights.container import batch_decode, bit_kernels, coded_file, group_decode
+from lazyweights.container import batch_decode, bit_kernels, coded_file, group_decode, shared_decode
 from lazyweights.container.coded_file import HEADER, HEADER_BYTES, UNIT_DTYPE, CodedSpan, Head, Layout
 from lazyweights.container.decoder import decode_stream, read_layout
 from lazyweights.container.encoder import encode_file
+from lazyweights.container.stream_layout import STREAM_LAYOUTS
 from lazyweights.container.tensor_coder import is_codable
 from tests.make_gguf import SLOW_TYPES, build_gguf, quantized_tensor_bytes, random_tensor_bytes
 
@@ -87,6 +88,51 @@ def change_plane(type_id: int, data: bytes, shape: tuple[int, ...], **changed: A
     return join(Planes(type_id, planes.shape, new)).tobytes()
 
 
+def shared_tensor(
+    type_name: str,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    *,
+    n_references: int = 1,
+    doubled: float = 0.0,
+    width: float = 4.0,
+) -> bytes:
+    """Return a tensor whose rows share their scales: bells of other widths in each column and row.
+
+    `doubled`: share of the blocks (of sub-blocks, where there are sub-scales) whose scale is twice that of the reference.
+    """
+    type_id = TYPE_BY_NAME[type_name].type_id
+    planes_of = split(type_id, random_tensor_bytes(type_id, shape, rng), shape)
+    planes = planes_of.planes
+    rows = int(np.prod(shape[1:]))
+    of_row = rng.integers(0, n_references, rows)
+    flat = {name: plane.reshape(rows, -1) for name, plane in planes.items()}
+    narrow = "sub_scale" if "sub_scale" in flat else "scale"
+    shift = np.where(rng.random(flat[narrow].shape) < doubled, 1, 0)
+    for name, plane in flat.items():
+        n = plane.shape[1]
+        if name in ("scale", "min", "min_scale", "sum") and plane.dtype == np.uint16:
+            new = (0x2800 + 0x91 * rng.integers(0, 16, (n_references, n)))[of_row]
+            new = new + 0x400 * shift if name == narrow else new
+        elif name in ("sub_scale", "sub_min"):
+            new = rng.integers(4, 8, (n_references, n))[of_row]
+            new = new << shift if name == narrow else new
+        else:
+            continue
+        flat[name] = new.astype(plane.dtype)
+    bits = STREAM_LAYOUTS[type_id].code_bits
+    codes = flat["codes"]
+    n = codes.shape[1]
+    widths = width * 2.0 ** (rng.uniform(-1, 1, n) + rng.uniform(-0.5, 0.5, (rows, 1)) - np.repeat(shift, n // shift.shape[1], 1))
+    bell = np.rint(rng.standard_normal(codes.shape) * widths).astype(np.int64)
+    if bits == 8:
+        flat["codes"] = np.clip(bell, -127, 127).astype(np.int8).view(codes.dtype)
+    else:
+        flat["codes"] = np.clip(bell + (1 << bits - 1), 0, (1 << bits) - 1).astype(codes.dtype)
+    new_planes = {name: flat[name].reshape(plane.shape) for name, plane in planes.items()}
+    return join(Planes(type_id, planes_of.shape, new_planes)).tobytes()
+
+
 def mixed_gguf(seed: int = 0) -> bytes:
     """A small file with every kind of unit and span: the sample that the damage tests work on."""
     rng = np.random.default_rng(seed)
@@ -120,6 +166,8 @@ def mixed_gguf(seed: int = 0) -> bytes:
     add("blk.0.ffn_down.weight", "TQ1_0", (256, 3))
     add("blk.0.ffn_norm.weight", "F32", (33, 20))
     add("blk.0.attn_norm.weight", "BF16", (576, 3))
+    add("blk.1.attn_q.weight", "Q8_0", (192, 128), shared_tensor("Q8_0", (192, 128), rng, n_references=3, doubled=0.1))
+    add("blk.1.attn_k.weight", "Q4_K", (256, 128), shared_tensor("Q4_K", (256, 128), rng, doubled=0.1, width=1.0))
     tensors.append(("rope_freqs.weight", TYPE_BY_NAME["I32"].type_id, (176,), rng.bytes(704)))
     metadata = {
         "general.architecture": "llama",
@@ -135,6 +183,7 @@ SCALAR_KERNELS = {
     "decode_cells_pair": lane_kernels._decode_cells_pair_scalar,
     "decode_side_streams": lane_kernels._decode_side_streams_scalar,
     "decode_rans_phase": rans.decode_rans_scalar,
+    "decode_rows_phase": rans.decode_rows_scalar,
     "unpack_many": bit_kernels.unpack_bits,
     "VECTOR_CONTEXTS": False,
 }
@@ -147,7 +196,7 @@ def scalar_decode_groups() -> Any:
     module = vars(group_decode)
     used = {name for name in module if name.startswith("decode_")} - {"decode_groups"}
     assert used <= set(SCALAR_KERNELS), "the kernels of decode_groups have other names now"
-    assert set(SCALAR_KERNELS) <= set(module), "the kernels of decode_groups have other names now"
+    assert set(SCALAR_KERNELS) <= {*module, *vars(shared_decode)}, "the kernels of decode_groups have other names now"
     replaced = {**module, **SCALAR_KERNELS}
     for name in ("_unpack_low", "_unpack_positions", "_offsets_of_cells", "_finish_groups", "decode_groups"):
         code = module[name].py_func.__code__
@@ -161,6 +210,17 @@ def scalar_decode_batch() -> Any:
     code = batch_decode.decode_batch.py_func.__code__
     names = {**vars(batch_decode), "decode_groups": scalar_decode_groups()}
     return njit(nogil=True)(types.FunctionType(code, names, "decode_batch"))
+
+
+@functools.cache
+def scalar_decode_shared() -> dict[str, Any]:
+    """Return functions of `shared_decode` on the scalar kernels, by name."""
+    replaced = {**vars(shared_decode), **SCALAR_KERNELS}
+    names = ("_decode_plane", "decode_shared_groups", "_decode_joined")
+    for name in names:
+        code = vars(shared_decode)[name].py_func.__code__
+        replaced[name] = njit(nogil=True)(types.FunctionType(code, replaced, name))
+    return {name: replaced[name] for name in names}
 
 
 @dataclass

@@ -254,6 +254,10 @@ class Span:
     bases: tuple[int, ...] = ()
     side_tables: tuple[bytes, ...] = ()
     cell_tables: bytes = b""
+    is_shared: bool = False
+    row_table: int = 0
+    references: tuple[bytes, ...] = ()
+    classes: bytes = b""
 
     def units(self) -> Iterator[tuple[int, int]]:
         """Yield (rows, bytes) of each unit; rows is 0 for verbatim bytes."""
@@ -290,18 +294,33 @@ def read_head(data: bytes, types: dict[int, TypeRow]) -> tuple[list[Span], list[
         span.kind = types[type_id]
         r.number(), r.number()  # statistics
         span.codes, span.freqs = sets[r.number()]
-        span.by_rans = bool(r.number())
+        coder = r.number()
+        span.by_rans, span.is_shared = coder == 1, coder == 2
         numbers = [r.number() for _ in span.kind.halves]
         span.modes = tuple((n & 1, n >> 1) for n in numbers)
         n_sides = len(numbers) + sum(low for low, _ in span.modes) + len(span.kind.byte_fields)
         span.bases = tuple(r.number() for _ in range(n_sides))
         span.side_tables = tuple(r.take(32) for _ in range(n_sides))
         span.cell_tables = r.take(512)
+        if span.is_shared:
+            read_shared_rows(r, span)
     tensors = []
     for _ in range(r.number()):
         tensors.append((*read_tensor(r), r.number(), r.number()))
     assert r.at == len(data)
     return spans, tensors
+
+
+def read_shared_rows(r: Numbers, span: Span) -> None:
+    """Read the end of a plan: "Shared rows"."""
+    assert span.kind is not None
+    r.number()  # base of the row levels
+    span.row_table = r.number()
+    n_references = r.number()
+    n_blocks = span.shape[0] // span.kind.block_size
+    n_values = n_blocks * (2 * len(span.kind.halves) + sum(field.per_block for field in span.kind.byte_fields))
+    span.references = tuple(r.take(n_values) for _ in range(n_references))
+    span.classes = r.take(span.shape[0] // span.kind.codes_per_symbol)
 
 
 def read_tensor(r: Numbers) -> tuple[bytes, int, tuple[int, ...]]:
@@ -363,6 +382,9 @@ class RowGroup:
     # Kinds 2 and 3.
 
     def decode(self, payload: bytes, unforced: bool) -> None:
+        if self.span.is_shared:
+            self.decode_shared(payload)
+            return
         variant = "-" if unforced else self.kind.variant
         windowed = variant == "window"
         # "Forced codes": where the positions stand.
@@ -452,6 +474,72 @@ class RowGroup:
             self.symbols.append([symbol for coded in cells_of_row for symbol in coded])
         if windowed:
             self.put_window()
+
+    def decode_shared(self, payload: bytes) -> None:
+        """Decode all planes from one rANS stream: "Shared rows"."""
+        span = self.span
+        lanes = Lanes(payload)
+        coder = RansLanes(lanes, self.n_lanes(0))
+
+        def plane(columns: int, table: int) -> list[list[int]]:
+            out: list[list[int]] = [[0] * columns for _ in range(self.n_rows)]
+            for phase in (0, 1):
+                for column in range(columns):
+                    for lane in range(self.n_lanes(phase)):
+                        out[2 * lane + phase][column] = coder.symbol(lane, span.freqs[table])
+            return out
+
+        row_symbols = [row[0] for row in plane(1, span.row_table)]
+        references = [span.references[min(symbol >> 4, len(span.references) - 1)] for symbol in row_symbols]
+        names = [name + part for name, _ in self.kind.halves for part in ("", ".low")]
+        widths = [self.n_blocks] * len(names)
+        names += [field.name for field in self.kind.byte_fields]
+        widths += [field.per_block * self.n_blocks for field in self.kind.byte_fields]
+        sides: dict[str, list[list[int]]] = {}
+        coded: dict[str, list[list[int]]] = {}
+        of_reference: dict[str, list[bytes]] = {}
+        first = 0
+        for index, (name, width) in enumerate(zip(names, widths, strict=True)):
+            coded[name] = plane(width, span.side_tables[index][0])
+            of_reference[name] = [reference[first : first + width] for reference in references]
+            sides[name] = [
+                [(a + b) % 256 for a, b in zip(row, reference, strict=True)]
+                for row, reference in zip(coded[name], of_reference[name], strict=True)
+            ]
+            first += width
+        for name, is_delta in self.kind.halves:
+            self.fields[name] = values = [[0] * self.n_blocks for _ in range(self.n_rows)]
+            for row, block in self.rows_in_lane_order():
+                rest = sides[name + ".low"][row][block]
+                value = sides[name][row][block] << 7 | rest & 127
+                if is_delta:
+                    value = value + self.fields["scale"][row][block] & 0x7FFF
+                values[row][block] = value | rest >> 7 << 15
+        for field in self.kind.byte_fields:
+            self.fields[field.name] = sides[field.name]
+
+        def level(row: int, cell: int) -> int:
+            per_scale = self.n_cells // len(coded["scale"][row])
+            d = coded["scale"][row][cell // per_scale]
+            d = d - 256 if d > 127 else d
+            if "sub_scale" in self.kind.level:
+                d += sub_level(sides["sub_scale"][row][cell], self.kind.level)
+                d -= sub_level(of_reference["sub_scale"][row][cell], self.kind.level)
+            return clamp(row_symbols[row] % 16 - (d >> 1), 0, 15)
+
+        n_symbols = self.n_cells * self.cell_symbols
+        self.symbols = [[] for _ in range(self.n_rows)]
+        for phase in (0, 1):
+            for column in range(n_symbols - 1):
+                for lane in range(self.n_lanes(phase)):
+                    row = 2 * lane + phase
+                    context = 16 * span.classes[column] + level(row, column // self.cell_symbols)
+                    self.symbols[row].append(coder.symbol(lane, span.freqs[span.cell_tables[context]]))
+        for row, symbols in enumerate(self.symbols):
+            state = coder.states[row // 2]
+            assert state >> 16 == 1
+            symbols.append(state & 255 if row % 2 else state >> 8 & 255)
+        assert lanes.n_taken == len(lanes.words)
 
     def side_plane(
         self, lanes: Lanes, index: int, columns: int, context: str, previous: list[list[int]]

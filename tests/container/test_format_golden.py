@@ -146,7 +146,7 @@ def test_goldens_hold_every_way_to_code() -> None:
                 seen |= {("mode", mode.low, mode.sign) for mode in span.plan.modes} | {("coder", span.plan.coder)}
     assert {RAW, ZSTD, CODED, CODED_UNFORCED, LOCKSTEP, FILTERED} <= seen
     assert {("type", type_id, False) for type_id in STREAM_LAYOUTS} <= seen
-    assert {("coder", 0), ("coder", 1)} <= seen
+    assert {("coder", 0), ("coder", 1), ("coder", 2)} <= seen
     assert {("mode", 0, 0), ("mode", 0, 1), ("mode", 0, 2), ("mode", 1, 0)} <= seen
     variants = (FORCED_MIN, FORCED_MIN_MAX, FORCED_ABS_127, WINDOWED)
     assert {("forced", forced, kind) for forced in variants for kind in (CODED, CODED_UNFORCED)} <= seen
@@ -379,6 +379,19 @@ def with_freqs(table_set: TableSet) -> TableSet:
     return TableSet(table_set.lengths, freqs)
 
 
+def without_freqs(table_set: TableSet) -> TableSet:
+    return TableSet(table_set.lengths, np.zeros_like(table_set.freqs))
+
+
+def with_shared(**fields: Any) -> bytes:
+    """Return the golden of shared rows with what the rows of its Q8_0 tensor share changed."""
+    head = parts("shared_rows").unpack()
+    plan = head.spans[first_coded(head, "Q8_0")].plan
+    assert plan is not None
+    assert plan.shared is not None
+    return with_plan("shared_rows", "Q8_0", shared=dataclasses.replace(plan.shared, **fields))
+
+
 def unpackable_planes() -> bytes:
     """TQ1_0 knows the escape 2 in few bytes only: here every byte has it, for no bits."""
 
@@ -467,7 +480,10 @@ RULES: dict[str, list[Attack]] = {
     "D4": [
         lambda: with_raw_head(TINY, lambda head: b"\x80" * 10 + b"\0" + head[1:]),
         lambda: with_span(TINY, 0, n_bytes=1 << 62),
-        lambda: with_plan(TINY, "Q8_0", coder=2),
+        lambda: with_plan(TINY, "Q8_0", coder=3),
+        lambda: with_shared(row_base=256),
+        lambda: with_shared(row_table=254),
+        lambda: with_shared(references=np.zeros((17, 4), np.uint8)),
         lambda: with_span(TINY, "Q8_0", type_id=1 << 32),
         lambda: with_verbatim(type_id=1 << 32),
     ],
@@ -492,6 +508,7 @@ RULES: dict[str, list[Attack]] = {
         lambda: with_plan(TINY, "Q8_0", side_tables=out_of_range),
         lambda: with_plan(TINY, "Q8_0", cell_tables=out_of_range),
         lambda: with_plan(EVERY, "Q4_K", coder=1),
+        lambda: with_tables("shared_rows", without_freqs),
     ],
     "D14": [
         lambda: with_plan(TINY, "Q8_0", modes=(HalfMode(0, 3),)),
@@ -508,6 +525,12 @@ RULES: dict[str, list[Attack]] = {
         lambda: with_verbatim(shape=()),
         lambda: with_verbatim(type_id=TYPE_BY_NAME["Q8_0"].type_id),
         lambda: with_verbatim(type_id=77),
+    ],
+    "D18": [
+        lambda: with_plan(TINY, "F16", coder=2),
+        lambda: with_plan("shared_rows", "Q8_0", modes=(HalfMode(0, 0),), bases=(0,)),
+        lambda: with_shared(references=np.zeros((0, 4), np.uint8)),
+        lambda: with_shared(columns=np.full(64, 32, np.uint8)),
     ],
     "U1": [lambda: flip(golden(TINY), golden(TINY).index(parts(TINY).table().tobytes()) + 5)],
     "U2": [

@@ -205,7 +205,7 @@ HEAD_ATTACKS: dict[str, tuple[Callable[[Head], Head], type[LazyWeightsError]]] =
     "frequencies that sum to less": (lambda h: changed_freqs(h, lambda old: old - (old == old.max())), FormatError),
     "frequencies that sum to 8192": (lambda h: changed_freqs(h, lambda old: 2 * old), FormatError),
     "no frequencies": (without_freqs, FormatError),
-    "an unknown coder": (lambda h: changed_plan(h, coder=2), FormatError),
+    "an unknown coder": (lambda h: changed_plan(h, coder=3), FormatError),
     "a coder without frequencies": (lambda h: changed_plan(without_freqs(h), coder=RANS), FormatError),
     "span too long": (lambda h: changed_span(h, 0, n_bytes=h.spans[0].n_bytes + 1), FormatError),
     "span too short": (lambda h: changed_span(h, 0, n_bytes=h.spans[0].n_bytes - 1), FormatError),

@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from lazyweights.blocks import TYPE_BY_NAME
-from lazyweights.container import batch_decode, coded_file, decoder, group_decode
+from lazyweights.container import batch_decode, coded_file, decoder, group_decode, shared_decode
 from lazyweights.container.coded_file import (
     CODED,
     CODED_UNFORCED,
@@ -28,7 +28,7 @@ from lazyweights.container.coded_file import (
 )
 from lazyweights.container.decoder import decode_stream, verify_file
 from lazyweights.container.numbers import NumberReader, pack_numbers
-from lazyweights.container.tensor_coder import HUFFMAN, RANS, TensorPlan
+from lazyweights.container.tensor_coder import HUFFMAN, RANS, SHARED, TensorPlan
 from lazyweights.errors import ChecksumError, FormatError, LazyWeightsError
 from tests.container.coded_samples import (
     CODABLE,
@@ -39,6 +39,8 @@ from tests.container.coded_samples import (
     layout_of,
     scalar_decode_batch,
     scalar_decode_groups,
+    scalar_decode_shared,
+    shared_tensor,
     tensor_bytes,
     type_label,
 )
@@ -262,6 +264,8 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "scalar":
         monkeypatch.setattr(group_decode, "decode_groups", scalar_decode_groups())
         monkeypatch.setattr(batch_decode, "decode_batch", scalar_decode_batch())
+        for name, function in scalar_decode_shared().items():
+            monkeypatch.setattr(shared_decode, name, function)
     return str(request.param)
 
 
@@ -340,6 +344,14 @@ def test_nonsense_under_its_own_checksum(
 def nonsense_plan(plan: TensorPlan, tables: TableSet, rng: np.random.Generator) -> TensorPlan:
     """Return a valid plan with random tables and bases, and any coder that these allow."""
     with_freqs = np.flatnonzero(tables.freqs.any(axis=1))
+    if plan.shared is not None:
+        references = rng.integers(0, 256, (int(rng.integers(1, 17)), plan.shared.references.shape[1])).astype(np.uint8)
+        columns = rng.integers(0, 32, plan.shared.columns.shape).astype(np.uint8)
+        shared = replace(plan.shared, references=references, columns=columns, row_table=int(rng.choice(with_freqs)))
+        return replace(
+            plan, shared=shared, side_tables=rng.choice(with_freqs, plan.side_tables.shape).astype(np.uint8),
+            cell_tables=rng.choice(with_freqs, plan.cell_tables.shape).astype(np.uint8),
+        )
     coder = RANS if with_freqs.size and rng.random() < 0.5 else HUFFMAN
     cell_tables = with_freqs if coder == RANS else np.arange(len(tables.lengths))
     return replace(
@@ -372,3 +384,34 @@ def test_nonsense_plans(type_name: str, kernels: str, tmp_path: Path, count_case
         error = error_of(lambda sink=sink: decode_stream(io.BytesIO(parts.seal()), sink))
         assert error is not None or len(sink.getvalue()) == len(source)
     count_cases(f"plans of nonsense, {kernels} kernels", 40)
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K", "Q3_K", "Q5_0", "Q6_K"])
+@pytest.mark.usefixtures("no_checksums")
+def test_nonsense_with_shared_rows(type_name: str, kernels: str, tmp_path: Path, count_cases: CountCases) -> None:
+    """Payloads and plans of nonsense of tensors whose rows share their scales."""
+    type_id, shape = TYPE_BY_NAME[type_name].type_id, (256, 201)
+    rng = np.random.default_rng([48, type_id])
+    source = build_gguf([("a", type_id, shape, shared_tensor(type_name, shape, rng, n_references=2, doubled=0.1, width=0.5))])
+    whole = Parts.of(encode_bytes(source, tmp_path))
+    head = whole.unpack()
+    i = first_coded(head, type_name)
+    plan = head.spans[i].plan
+    assert plan is not None
+    assert plan.coder == SHARED
+    layout = layout_of(whole.seal())
+    _, units = coded_span(layout, "a")
+    for k in range(60):
+        parts = replace(whole, payloads=list(whole.payloads))
+        if k % 3 != 1:
+            for unit in range(units.start, units.stop):
+                if rng.random() < 0.7:
+                    parts.payloads[unit] = nonsense(parts.payloads[unit], rng, k % 4)
+        if k % 3:
+            spans = list(head.spans)
+            spans[i] = replace(spans[i], plan=nonsense_plan(plan, head.table_sets[plan.table_set], rng))
+            parts.head = coded_file.pack_head(Head(spans, head.tensors, head.table_sets))
+        sink = io.BytesIO()
+        error = error_of(lambda parts=parts, sink=sink: decode_stream(io.BytesIO(parts.seal()), sink))
+        assert error is not None or len(sink.getvalue()) == len(source)
+    count_cases(f"nonsense with shared rows, {kernels} kernels", 60)
