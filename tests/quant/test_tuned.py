@@ -91,13 +91,13 @@ def test_metadata_and_other_tensors_are_kept(model: Path, curvature: Path, tmp_p
 
 
 def test_larger_steps_cost_quality_and_save_bits(model: Path, curvature: Path, tmp_path: Path) -> None:
-    results = [quantize(model, curvature, tmp_path / str(step), step) for step in (0.25, 1.0)]
+    results = [quantize(model, curvature, tmp_path / str(step), step) for step in (2.0, 4.0)]
     bits = [sum(t["entropy_bits"] * t["n_weights"] for t in result.tensors) / result.n_weights for result in results]
-    assert 1.2 < bits[0] - bits[1] < 2.05  # two bits, less where codes are few
+    assert 0.6 < bits[0] - bits[1] < 1.05  # a bit, less where codes are few
     predicted = [result.predicted_kld for result in results]
-    assert predicted[1] / predicted[0] == pytest.approx(16, rel=0.3)
-    assert predicted[1] == pytest.approx(tuned.TARGET_DIVERGENCE, rel=0.4)  # what a step of 1 is meant to cost
-    for step, expected in zip(("0.25", "1.0"), predicted, strict=True):
+    assert predicted[1] / predicted[0] == pytest.approx(4, rel=0.4)
+    assert predicted[0] == pytest.approx(2**2 * tuned.TARGET_DIVERGENCE, rel=0.4)  # what a step of 2 is meant to cost
+    for step, expected in zip(("2.0", "4.0"), predicted, strict=True):
         assert 0.4 < divergence(model, tmp_path / step) / expected < 2.5
 
 
