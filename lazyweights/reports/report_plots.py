@@ -49,7 +49,7 @@ def point_titles(document: Mapping[str, Any]) -> dict[str, str]:
     for point in document["points"]:
         quality = f"perplexity {number(point['ppl']['value'], 3)}"
         if point["kind"] != SOURCE:
-            quality += f" ({increase(point)}), KLD {with_error(point['kld'], 4)}"
+            quality += f" ({increase(point)}), KLD {with_error(point['kld'], 5)}"
         for part, name, size, bpw in (
             ("gguf", "GGUF", point["gguf_bytes"], point["bpw"]), ("coded", "coded", point["coded_bytes"], point["coded_bpw"])
         ):  # fmt: skip

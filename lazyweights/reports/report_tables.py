@@ -169,7 +169,7 @@ def file_table(document: Mapping[str, Any]) -> Table:
             rows.append(Row((
                 Cell(point["name"]), Cell("coded" if coded else "GGUF"), Cell(megabytes(size), size), Cell(number(bpw, 3), bpw),
                 Cell(percent(saved) if coded else "", saved), Cell(with_error(point["ppl"], 3), point["ppl"]["value"]),
-                Cell(increase(point), point["ratio"]["value"]), Cell(with_error(kld, 4), kld and kld["value"]),
+                Cell(increase(point), point["ratio"]["value"]), Cell(with_error(kld, 5), kld and kld["value"]),
                 *(Cell(number(quantiles.get(key), 3), quantiles.get(key)) for key in ("99.0%", "99.9%")),
                 Cell(same_top(point), point["same_top"] and point["same_top"]["value"]),
             ), point["id"], point["kind"], coded))  # fmt: skip
@@ -185,7 +185,7 @@ def equal_kld_table(document: Mapping[str, Any]) -> Table:
     )  # fmt: skip
     rows = [
         Row((
-            Cell(points[row["point"]]["name"]), Cell(number(row["kld"], 4), row["kld"]),
+            Cell(points[row["point"]]["name"]), Cell(number(row["kld"], 5), row["kld"]),
             Cell(megabytes(row["coded_bytes"]), row["coded_bytes"]), Cell(megabytes(row["stock_bytes"]), row["stock_bytes"]),
             Cell(percent(row["saving"]), row["saving"]), Cell(megabytes(row["coded_stock_bytes"]), row["coded_stock_bytes"]),
             Cell(percent(row["saving_over_coded"]), row["saving_over_coded"]),

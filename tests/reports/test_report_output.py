@@ -126,7 +126,7 @@ def test_markdown_numbers_are_those_of_the_json(tiny_report: Made) -> None:
         over = [100 * (found["ratio"]["value"] - 1), 100 * found["ratio"]["error"]]
         assert numbers(row["over source"]) == pytest.approx(over, abs=0.0051)
         assert over[0] == pytest.approx(found["increase_percent"])
-        assert numbers(row["KLD"]) == pytest.approx([found["kld"]["value"], found["kld"]["error"]], abs=0.000051)
+        assert numbers(row["KLD"]) == pytest.approx([found["kld"]["value"], found["kld"]["error"]], abs=0.0000051)
         assert numbers(row["KLD 99 %"])[0] == pytest.approx(found["kld_quantiles"]["99.0%"], abs=0.00051)
         top = [100 * found["same_top"]["value"], 100 * found["same_top"]["error"]]
         assert numbers(row["same top"]) == pytest.approx(top, abs=0.051)
