@@ -271,7 +271,7 @@ class Planner:
         if not batch:
             return
         tables, plans = plan_shared(batch, len(self.table_sets))
-        self.table_sets.append(tables)
+        kept = False
         for c, planned in zip(batch, plans, strict=True):
             n_rows = c.source_bytes // c.coder.row_bytes
             state_bits = (RANS_STATE_BITS + RANS_TAIL_BITS) * min(N_LANES, -(-n_rows // (2 * c.n_units))) * c.n_units
@@ -282,6 +282,9 @@ class Planner:
             bits = self.statistics[c.index].coded_bits + c.n_units * UNIT_BITS + PLAN_BITS
             if bits < 8 * c.source_bytes * (1 - MIN_SAVING):
                 self.plans[c.index] = planned.plan
+                kept = True
+        if kept:
+            self.table_sets.append(tables)
 
     def _plan(self, batch: list[Counted]) -> None:
         lockstep = self._lockstep
