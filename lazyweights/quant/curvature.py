@@ -13,7 +13,9 @@ order,
   says how much their effects add up; it is near 3 for values of attention, which are summed over tokens, and near 1 elsewhere.
 
 The token embedding that also is the output matrix gets both roles: the probability of a token weighs its row, and H has the
-curvature of the output plus that of the input. Layers are run one at a time (`lazyweights.quant.transformer`), with the inputs of
+curvature of the output plus that of the input. Chunks are spread evenly over the text, since neighbours are about the same
+things; what words come up differs from page to page even so, and half of the weight of a token's row is how often it comes in
+the whole text. Layers are run one at a time (`lazyweights.quant.transformer`), with the inputs of
 all layers in a temporary file; sums are taken in the order of the chunks, so the result does not depend on threads.
 """
 
@@ -236,7 +238,7 @@ def measure_curvature(
     LazyWeightsError
         If a file cannot be read or written, or the text is too short.
     """
-    chunks, text_hash = _tokenize(model, text, n_ctx, n_chunks)
+    chunks, frequencies, text_hash = _tokenize(model, text, n_ctx, n_chunks)
     n_threads = thread_count(threads)
     path = os.fspath(model)
     with open_gguf(path) as (view, scan), AtomicFile(output, force, path) as file, threadpool_limits(1):
@@ -246,7 +248,7 @@ def measure_curvature(
             os.path.basename(path), hashlib.sha256(view).hexdigest(), os.path.basename(os.fspath(text)), text_hash, n_ctx,
             len(chunks), seed,
         )  # fmt: skip
-        run = _Run(source, architecture, chunks, seed, n_threads, progress)
+        run = _Run(source, architecture, chunks, frequencies, seed, n_threads, progress)
         names = run.names()
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name in names:
@@ -273,26 +275,32 @@ def _coherence_text(coherence: dict[str, float]) -> str:
 
 def _tokenize(
     model: str | os.PathLike[str], text: str | os.PathLike[str], n_ctx: int, n_chunks: int | None
-) -> tuple[np.ndarray, str]:
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return chunks, int32 (n_chunks, n_ctx), the frequency of each token in the whole text, float64, and a hash of the text."""
     from lazyweights.llama.chunks import read_text, split_chunks, start_token
     from lazyweights.llama.model import Model
 
     data = read_text(text)
     with Model(model, vocab_only=True) as vocabulary:
-        chunks = split_chunks(vocabulary.tokenize(data), n_ctx, n_chunks, os.fspath(model)).copy()
+        tokens = vocabulary.tokenize(data)
+        chunks = split_chunks(tokens, n_ctx, None, os.fspath(model))
         bos = start_token(vocabulary)
+        frequencies = np.bincount(tokens, minlength=vocabulary.n_vocab) / len(tokens)
+    wanted = min(n_chunks or len(chunks), len(chunks))
+    chunks = chunks[np.arange(wanted) * len(chunks) // wanted].copy()
     if bos is not None:
         chunks[:, 0] = bos
-    return chunks, hashlib.sha256(data).hexdigest()
+    return chunks, frequencies, hashlib.sha256(data).hexdigest()
 
 
 class _Run:
     """One sweep through the layers, forward and back."""
 
     def __init__(
-        self, source: FloatSource, architecture: Architecture, chunks: np.ndarray, seed: int, threads: int,
-        progress: CurvatureProgress | None,
+        self, source: FloatSource, architecture: Architecture, chunks: np.ndarray, frequencies: np.ndarray, seed: int,
+        threads: int, progress: CurvatureProgress | None,
     ) -> None:  # fmt: skip
+        self._frequencies = frequencies
         self._source, self._arch, self._chunks, self._seed, self._threads = source, architecture, chunks, seed, threads
         self._progress = progress
         self._n_steps = (2 * architecture.n_layers + 1) * len(chunks)
@@ -334,7 +342,7 @@ class _Run:
             self._step("output")
         del output, head
         if not self._is_tied:
-            yield OUTPUT, of_output.result()
+            yield OUTPUT, of_output.result(self._frequencies)
 
         for index in reversed(range(arch.n_layers)):
             layer = self._layer(index)
@@ -357,12 +365,10 @@ class _Run:
     def _embedding(self, at_input: np.ndarray, of_output: _OutputSums) -> TensorCurvature:
         """Return the curvature of the token embedding: its rows count as often as their tokens come."""
         if self._is_tied:
-            found = of_output.result()
+            found = of_output.result(self._frequencies)
             share = float(found.row_weights.sum())
             return TensorCurvature((found.hessian + at_input / share).astype(np.float32), found.row_weights, 1.0)
-        rows = self._source.shape(EMBEDDING)[0]
-        counts = np.bincount(self._chunks.reshape(-1), minlength=rows).astype(np.float64)
-        return TensorCurvature(at_input.astype(np.float32), counts / counts.sum(), 1.0)
+        return TensorCurvature(at_input.astype(np.float32), _of_rows(self._frequencies, self._source.shape(EMBEDDING)[0]), 1.0)
 
     def _layer(self, index: int) -> Layer:
         return Layer(self._arch, index, self._source.layer_weights(f"blk.{index}."), self._rotation)
@@ -423,6 +429,13 @@ class _OutputSums:
         self.weight += part.weight
         self.n_tokens += part.n_tokens
 
-    def result(self) -> TensorCurvature:
-        return TensorCurvature((self.hessian / self.weight).astype(np.float32), self.squares / self.n_tokens, 1.0)
+    def result(self, frequencies: np.ndarray) -> TensorCurvature:
+        seen = self.squares / self.n_tokens
+        rows = (seen + _of_rows(frequencies, len(seen)) * seen.sum()) / 2
+        return TensorCurvature((self.hessian / self.weight).astype(np.float32), rows, 1.0)
+
+
+def _of_rows(frequencies: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return the frequencies of tokens for the rows of a matrix, which may have more or fewer of them."""
+    return np.pad(frequencies, (0, max(n_rows - len(frequencies), 0)))[:n_rows]
 
