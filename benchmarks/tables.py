@@ -238,6 +238,57 @@ def stock(result: Result) -> Table:
     return Table(["type", "MB", "bits per weight", "seconds", "peak resident MB"], rows, note)
 
 
+REFERENCE_REPORT = "../../docs/reports/reference-135m/report"
+
+
+def report_budgets(result: Result) -> Table:
+    """The smallest files within budgets of perplexity."""
+    points = {point["id"]: point for point in result["points"]}
+
+    def cell(name: str | None, key: str) -> list[str]:
+        if name is None:
+            return ["–", "–"]
+        point = points[name]
+        grown = f"{point['increase_percent']:+.2f} ± {100 * point['ratio']['error']:.2f} %"
+        return [("**" if point["kind"] == "tuned" else "") + megabytes(point[key]) + ("**" if point["kind"] == "tuned" else "")
+                + (f" ({point['name']})" if point["kind"] == "stock" else ""), grown]  # fmt: skip
+
+    rows = []
+    for row in result["budgets"]:
+        rows.append([
+            f"+{row['percent']:g} %", *cell(row["stock"], "gguf_bytes"), cell(row["coded_stock"], "coded_bytes")[0],
+            *cell(row["tuned"], "coded_bytes"), percent(row["saving"]), percent(row["saving_over_coded"]),
+        ])  # fmt: skip
+    header = ["budget", "stock, MB", "its perplexity", "stock, coded, MB", "tuned, coded, MB", "its perplexity", "less than stock",
+              "less than coded stock"]  # fmt: skip
+    return Table(header, rows, _report_note(result))
+
+
+def report_kld(result: Result) -> Table:
+    """Tuned files against stock ones of the same divergence."""
+    points = {point["id"]: point for point in result["points"]}
+    rows = []
+    for row in result["equal_kld"]:
+        if row["stock_bytes"] is None:
+            continue
+        kld = points[row["point"]]["kld"]
+        rows.append([
+            f"{kld['value']:.4f} ± {kld['error']:.4f}", megabytes(row["coded_bytes"]), megabytes(row["stock_bytes"]),
+            percent(row["saving"]), megabytes(row["coded_stock_bytes"]), percent(row["saving_over_coded"]),
+        ])  # fmt: skip
+    header = ["KL divergence", "tuned, coded, MB", "stock, MB", "less", "stock, coded, MB", "less"]
+    return Table(header, rows, _report_note(result))
+
+
+def _report_note(result: Result) -> str:
+    evaluation = result["evaluation"]
+    return (
+        f"{result['model']['name']}, whole files; {evaluation['n_chunks']} chunks of {evaluation['n_ctx']} tokens of "
+        f"{evaluation['text']}, judged by llama.cpp. Stock formats with an imatrix of {result['calibration']['n_chunks']} chunks, "
+        f"tuned files from {result['tuned_calibration']['n_chunks']} chunks, of {result['tuned_calibration']['text']}."
+    )
+
+
 def tuned_parts(result: Result) -> Table:
     """What each part of the tuned quantizer brings, at one coded size."""
     rows = []
@@ -464,6 +515,8 @@ TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
     "stock": ("capture", stock),
     "gptq_import": ("gptq_import_oracle", gptq_import),
     "gptq_oracle": ("gptq_oracle", gptq_oracle),
+    "report_budgets": (REFERENCE_REPORT, report_budgets),
+    "report_kld": (REFERENCE_REPORT, report_kld),
     "tuned_parts": ("tuned", tuned_parts),
     "tuned_containers": ("tuned", tuned_containers),
     "tuned_cost": ("tuned", tuned_cost),
