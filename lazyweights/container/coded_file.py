@@ -290,7 +290,7 @@ def unpack_head(data: bytes, source_size: int) -> Head:
         freqs = np.zeros((n, 256), np.uint16)
         for _ in range(r.number(n)):
             t = r.number(n - 1)
-            freqs[t] = [r.number(PROB_SCALE) for _ in range(256)]
+            freqs[t] = r.numbers(256, PROB_SCALE)
             check_freqs(freqs[t])
         table_sets.append(TableSet(lengths, freqs))
     spans: list[CodedSpan] = []

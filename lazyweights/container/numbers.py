@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from lazyweights.errors import FormatError, LimitError, TruncatedError
 
 
@@ -67,6 +69,23 @@ class NumberReader:
         if value > limit:
             raise LimitError("a number is too large", offset=self.at, expected=f"<= {limit}", found=value)
         return value
+
+    def numbers(self, n: int, limit: int) -> np.ndarray:
+        """Read `n` numbers of at most `limit`, int64 (n,): many at once, where they have two bytes at most.
+
+        Raises
+        ------
+        TruncatedError, LimitError
+        """
+        data = np.frombuffer(self._data, np.uint8, min(2 * n, self._end - self.at), self.at)
+        ends = np.flatnonzero(data < 128)[:n]
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])[: ends.size]
+        if n and ends.size == n and int((ends - starts).max()) <= 1:
+            values = data[starts] & 127 | data[ends].astype(np.int64) << np.where(ends > starts, 7, 0)
+            if int(values.max()) <= limit:
+                self.at += int(ends[-1]) + 1
+                return values
+        return np.array([self.number(limit) for _ in range(n)], np.int64)
 
     def take(self, n: int) -> bytes:
         """Read `n` bytes.

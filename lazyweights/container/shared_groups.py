@@ -35,7 +35,7 @@ def shift_levels(
     row_symbols: np.ndarray,
     cell_levels: np.ndarray,
 ) -> None:
-    """Fill the level of each cell: that of its row, less two for each octave that its scale is above the reference.
+    """Fill the level of each cell: that of its row, less four for each octave that its scale is above the reference.
 
     Parameters
     ----------
