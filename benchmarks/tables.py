@@ -259,7 +259,7 @@ def report_budgets(result: Result) -> Table:
             f"+{row['percent']:g} %", *cell(row["stock"], "gguf_bytes"), cell(row["coded_stock"], "coded_bytes")[0],
             *cell(row["tuned"], "coded_bytes"), percent(row["saving"]), percent(row["saving_over_coded"]),
         ])  # fmt: skip
-    header = ["budget", "stock, MB", "its perplexity", "stock, coded, MB", "tuned, coded, MB", "its perplexity", "less than stock",
+    header = ["budget", "stock, MB", "its perplexity", "stock, coded, MB", "tuned, coded, MB", "its perplexity", "less than it",
               "less than coded stock"]  # fmt: skip
     return Table(header, rows, _report_note(result))
 
@@ -281,11 +281,11 @@ def report_kld(result: Result) -> Table:
 
 
 def _report_note(result: Result) -> str:
-    evaluation = result["evaluation"]
+    evaluation, stock, tuned = result["evaluation"], result["calibration"], result["tuned_calibration"]
     return (
-        f"{result['model']['name']}, whole files; {evaluation['n_chunks']} chunks of {evaluation['n_ctx']} tokens of "
-        f"{evaluation['text']}, judged by llama.cpp. Stock formats with an imatrix of {result['calibration']['n_chunks']} chunks, "
-        f"tuned files from {result['tuned_calibration']['n_chunks']} chunks, of {result['tuned_calibration']['text']}."
+        f"{result['model']['name']}, whole files; {evaluation['n_chunks']} chunks of {evaluation['n_ctx']} tokens, "
+        f"{evaluation['text']}, judged by llama.cpp. Stock formats with an imatrix of {stock['n_chunks']} chunks, tuned files "
+        f"from {tuned['n_chunks']} chunks, of {tuned['text']}."
     )
 
 
