@@ -293,6 +293,9 @@ class _Command:
         for report in lost:
             how = f"{report['fallback']} in place of the Hessian" if report["fallback"] else f"damping {report['damp_frac']:g}"
             say_warning(f"{report['name']}: {how}")
+        dropped = max(report["n_dropped"] for report in result.tensors)
+        if dropped:
+            say_warning(f"up to {dropped} tokens of the calibration were left out: not finite")
         if args.quiet:
             return
         if args.verbose:

@@ -26,7 +26,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -81,11 +81,14 @@ class TensorCurvature:
     row_weights : numpy.ndarray
         float64 (rows,).
     coherence : float
+    n_dropped : int
+        Tokens of chunks that were left out because something in them was not finite.
     """
 
     hessian: np.ndarray
     row_weights: np.ndarray
     coherence: float
+    n_dropped: int = 0
 
 
 class Curvature:
@@ -115,6 +118,7 @@ class Curvature:
         try:
             self.info = CurvatureInfo(**json.loads(metadata["info"]))
             self._coherence: dict[str, float] = {str(k): float(v) for k, v in json.loads(metadata["coherence"]).items()}
+            self._n_dropped: dict[str, int] = {str(k): int(v) for k, v in json.loads(metadata.get("dropped", "{}")).items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FormatError("the description of the curvature is damaged", path=name) from error
         for key in self._coherence:
@@ -130,8 +134,9 @@ class Curvature:
 
     def __getitem__(self, name: str) -> TensorCurvature:
         return TensorCurvature(
-            self._arrays[f"{name}.hessian"], self._arrays[f"{name}.row_weights"], self._coherence[name]
-        )
+            self._arrays[f"{name}.hessian"], self._arrays[f"{name}.row_weights"], self._coherence[name],
+            self._n_dropped.get(name, 0),
+        )  # fmt: skip
 
 
 class _Sums:
@@ -143,10 +148,11 @@ class _Sums:
         self.gradient_norms = 0.0
         self.apart = 0.0
         self.together = 0.0
-        self.n_tokens = 0
+        self.n_tokens = self.n_dropped = 0
 
     def add(self, part: _Part) -> None:
         if not part.is_finite:
+            self.n_dropped += part.n_tokens
             return
         self.hessian += part.hessian
         self.squares += part.squares
@@ -160,7 +166,7 @@ class _Sums:
         # The weights of tokens have the mean 1, so that row_weights carry the size of the gradients.
         scale = 1 / self.gradient_norms if self.gradient_norms > 0 else 0.0
         coherence = self.together / self.apart if self.apart > 0 else 1.0
-        return TensorCurvature((self.hessian * scale).astype(np.float32), self.squares / n, coherence)
+        return TensorCurvature((self.hessian * scale).astype(np.float32), self.squares / n, coherence, self.n_dropped)
 
 
 @dataclass(frozen=True)
@@ -255,22 +261,29 @@ def measure_curvature(
             rows, columns = source.shape(name)
             shapes[f"{name}.hessian"] = ("<f4", (columns, columns))
             shapes[f"{name}.row_weights"] = ("<f8", (rows,))
-        coherence = dict.fromkeys(names, 1.0)
-        metadata = {"format": FORMAT, "version": str(VERSION), "info": json.dumps(asdict(info))}
+        coherence, dropped = dict.fromkeys(names, 1.0), dict.fromkeys(names, 0)
+
+        def metadata() -> dict[str, str]:
+            return {
+                "format": FORMAT, "version": str(VERSION), "info": json.dumps(asdict(info)),
+                "coherence": _fixed_text(coherence, "12.5e"), "dropped": _fixed_text(dropped, "12d"),
+            }  # fmt: skip
+
         # The header stands before the arrays: its numbers are padded to one width and filled in at the end.
-        writer = SafetensorsWriter(file, shapes, {**metadata, "coherence": _coherence_text(coherence)})
+        writer = SafetensorsWriter(file, shapes, metadata())
         with tempfile.TemporaryDirectory(prefix="lazyweights-") as folder:
             for name, found in run.tensors(folder):
-                coherence[name] = found.coherence
+                coherence[name], dropped[name] = found.coherence, found.n_dropped
                 writer.write(f"{name}.hessian", found.hessian)
                 writer.write(f"{name}.row_weights", found.row_weights)
         file.seek(0)
-        SafetensorsWriter(file, shapes, {**metadata, "coherence": _coherence_text(coherence)})
+        SafetensorsWriter(file, shapes, metadata())
     return info
 
 
-def _coherence_text(coherence: dict[str, float]) -> str:
-    return "{" + ", ".join(f"{json.dumps(name)}: {value:12.5e}" for name, value in coherence.items()) + "}"
+def _fixed_text(values: Mapping[str, float], width: str) -> str:
+    """Return numbers by name as JSON whose length does not depend on them."""
+    return "{" + ", ".join(f"{json.dumps(name)}: {value:{width}}" for name, value in values.items()) + "}"
 
 
 def _tokenize(

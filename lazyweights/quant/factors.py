@@ -32,7 +32,7 @@ class Factor:
     n_dead : int
         Columns whose input was always 0.
     is_diagonal : bool
-        Whether only the diagonal of H was used, because no damping made H positive definite.
+        Whether only the diagonal of H was used, because no damping made H positive definite, or it is 0.
     """
 
     upper: np.ndarray
@@ -70,7 +70,7 @@ def factorize(hessian: np.ndarray, damp_frac: float = 0.01) -> Factor:
     mean = float(diagonal[good].mean()) if good.any() else 1.0
     n_dead = int(len(diagonal) - np.count_nonzero(good))
     is_finite = bool(np.isfinite(matrix).all())
-    while is_finite and damp_frac <= MAX_DAMP_FRAC:
+    while is_finite and good.any() and damp_frac <= MAX_DAMP_FRAC:
         damped = matrix.copy()
         damped[np.diag_indices(len(damped))] += damp_frac * mean
         damped[~good, ~good] += mean

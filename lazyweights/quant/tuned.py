@@ -92,7 +92,8 @@ class TunedResult:
         Sum of the predicted divergences; 0 if unknown.
     tensors : list of dict
         ``name, type, n_weights, entropy_bits`` (order 0, per weight), ``error`` (predicted divergence), ``widened`` (share of
-        sub-blocks), ``damp_frac, n_dead, fallback`` (None, or what replaced the Hessian).
+        sub-blocks), ``damp_frac, n_dead, fallback`` (None, or what replaced the Hessian), ``fallback_share`` (of the experts),
+        ``n_dropped`` (tokens left out in calibration, not being finite).
     n_reused : int
         Tensors that an interrupted run had finished.
     """
@@ -283,7 +284,7 @@ class TunedQuantizer:
                     if start + SLAB_ROWS >= self._source.shape(name)[0] // self._n_matrices(name):  # its last slab
                         matrices.append(_facts(prepared[name, matrix].get()))
                         prepared[name, matrix].drop()
-                report = _describe(name, matrices, found)
+                report = {**_describe(name, matrices, found), "n_dropped": self._known.n_dropped(name)}
                 packed = np.concatenate([slab.packed for slab in found])
                 if journal is not None:
                     journal.store(name, report, packed)
@@ -419,11 +420,18 @@ class _Knowledge:
         known = self._curvature if self._curvature is not None else self._hessians
         return known is not None and name in known
 
+    def n_dropped(self, name: str) -> int:
+        """Return how many tokens were left out because something was not finite."""
+        if self._curvature is not None:
+            return self._curvature[name].n_dropped if name in self._curvature else 0
+        return self._hessians.n_dropped(name) if self._hessians is not None and name in self._hessians else 0
+
     def of(self, name: str, matrix: int, columns: int) -> tuple[np.ndarray, np.ndarray | None, float, str | None]:
         """Return Hessian, row weights (None: unknown), coherence, and what replaced the Hessian (None: nothing)."""
         if self._curvature is not None and name in self._curvature:
             found = self._curvature[name]
-            return _checked(found.hessian, name, columns), found.row_weights, found.coherence, None
+            lost = "identity" if found.n_dropped and not found.row_weights.any() else None
+            return _checked(found.hessian, name, columns), found.row_weights, found.coherence, lost
         if self._hessians is None:
             return np.eye(columns), None, 1.0, "identity"
         # A tied embedding is used as the output matrix, under whose name its inputs are captured.

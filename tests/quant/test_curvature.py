@@ -140,6 +140,29 @@ def test_refusals(measured: tuple[Path, Path, Path], tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["e.gguf", "q.gguf", "short.txt"]
 
 
+def test_chunks_with_infinite_values_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_tiny_model(tmp_path / "tiny.gguf", file_type="F32", add_bos=False)
+    (tmp_path / "text").write_bytes(english(400))
+    original = Layer.backward
+
+    def backward(self: Layer, x: np.ndarray, gradient: np.ndarray, record: object) -> np.ndarray:
+        def spoiled(name: str, inputs: np.ndarray, g: np.ndarray) -> None:
+            is_first = "blk.1.ffn_down" in name and not seen
+            seen.extend([1] if is_first else [])
+            record(name, inputs * np.float32(np.inf if is_first else 1), g)  # type: ignore[operator]
+
+        return original(self, x, gradient, spoiled)
+
+    seen: list[int] = []
+    monkeypatch.setattr(Layer, "backward", backward)
+    with np.errstate(invalid="ignore"):
+        measure_curvature(model, tmp_path / "text", tmp_path / "c", n_ctx=64, n_chunks=4, threads=1)
+    curvature = Curvature(tmp_path / "c")
+    assert curvature["blk.1.ffn_down.weight"].n_dropped == 64
+    assert curvature["blk.1.ffn_up.weight"].n_dropped == 0
+    assert np.isfinite(curvature["blk.1.ffn_down.weight"].hessian).all()
+
+
 def test_damaged_files(measured: tuple[Path, Path, Path], tmp_path: Path) -> None:
     data = measured[2].read_bytes()
     for name, changed in (

@@ -53,6 +53,13 @@ def test_dead_columns_do_not_matter() -> None:
     assert np.allclose(factor.upper[np.ix_(alive, alive)], factorize(h[np.ix_(alive, alive)], 0.0).upper, atol=1e-6)
 
 
+def test_nothing_known() -> None:
+    factor = factorize(np.zeros((3, 3)))
+    assert factor.is_diagonal
+    assert factor.n_dead == 3
+    assert np.array_equal(factor.upper, np.diag(factor.upper.diagonal()))
+
+
 def test_what_is_not_finite_falls_back_to_the_diagonal() -> None:
     h = hessian(4, 20)
     h[0, 1] = np.nan
