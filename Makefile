@@ -48,7 +48,8 @@ lint: $(VENV)/.installed-test
 
 # A peer that is not to be had is left out, and the JSON says so. ZipNN brings PyTorch; `make bench PEERS=` does without it.
 PEERS ?= zipnn
-BENCHMARKS := sizes type_sizes codec_speed scalar_speed random_access memory coders llama_load capture decode_unit
+BENCHMARKS := sizes type_sizes codec_speed scalar_speed random_access memory coders llama_load capture decode_unit tuned \
+  tuned_cost
 
 bench: $(VENV)/.installed-test $(LLAMA)
 	for peer in $(PEERS); do \

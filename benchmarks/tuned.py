@@ -120,7 +120,9 @@ def measure_containers(model: Model, known: Path, judge: Judge, folder: Path) ->
 def calibrate(model: Model, text: Path, is_quick: bool) -> dict[str, Path]:
     """Measure curvature and plain Hessians, unless an earlier run has."""
     QUICK_RESULTS.mkdir(parents=True, exist_ok=True)
-    chunks = {"curvature": QUICK_CHUNKS, "hessians": QUICK_CHUNKS} if is_quick else {"curvature": CHUNKS, "hessians": HESSIAN_CHUNKS}
+    chunks = {"curvature": CHUNKS, "hessians": HESSIAN_CHUNKS}
+    if is_quick:
+        chunks = dict.fromkeys(chunks, QUICK_CHUNKS)
     known = {name: QUICK_RESULTS / f"reference-{n}.{name}" for name, n in chunks.items()}
     for name, path in known.items():
         if not path.exists():
