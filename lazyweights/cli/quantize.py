@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from lazyweights.cli.step_progress import step_bar
 from lazyweights.errors import LazyWeightsError
 
 if TYPE_CHECKING:
-    from lazyweights.quant.rate_control import StepSearch
+    from lazyweights.quant.rate_control import StepSearch, Trial
     from lazyweights.quant.tuned import TunedQuantizer, TunedResult
 
 EXAMPLES = """\
@@ -47,6 +48,9 @@ whole coded file. Without a target the step is 1. A run that was stopped goes on
 Calibrating and evaluating need llama.cpp: pip install 'lazyweights[llama]'."""
 
 DEFAULT_CHUNKS, EVALUATION_CHUNKS = 64, 40
+
+MARKER = "lazyweights-work"
+"""In the work folder, to tell it from a folder of somebody else's."""
 
 
 def percentage(text: str) -> float:
@@ -157,38 +161,82 @@ class _Command:
         self.work = args.output + ".work"
         self.made: _Made | None = None
         self.coded_bytes = 0
+        self.measured: str | None = None
+        self.text = b""
+        self.is_ours = False
 
     def run(self) -> None:
-        from lazyweights.container.atomic import CODED_SUFFIX, check_output
+        from lazyweights.container.atomic import CODED_SUFFIX
+        from lazyweights.quant.containers import find_container
         from lazyweights.quant.tuned import TunedQuantizer
 
         args = self.args
         is_coded = args.output.endswith(CODED_SUFFIX)
-        check_output(args.output, args.force, args.model)
-        if args.save_hessians is not None:
-            check_output(args.save_hessians, args.force, args.model)
-        os.makedirs(self.work, exist_ok=True)
+        self._check_outputs()
+        if args.container != "auto":
+            find_container(args.container)
+        if args.evaluation is not None:
+            self.text = self._read_text(args.evaluation)
+        self._make_work_folder()
         with TunedQuantizer(
             args.model, self._hessians(), threads=args.threads, allow_requantize=args.allow_requantize, container=args.container,
             rate_weight=args.rate_weight, quantize_embedding=not args.leave_output_tensor,
         ) as quantizer:  # fmt: skip
+            if quantizer.left_out:
+                shown = ", ".join(quantizer.left_out[:3]) + (" ..." if len(quantizer.left_out) > 3 else "")
+                say_warning(f"{len(quantizer.left_out)} matrices stay as they are, nothing being known of their inputs: {shown}")
             self._search(quantizer)
         assert self.made is not None
-        if is_coded:
-            if not self.coded_bytes:
-                self._encode()
-            os.replace(self._coded_path, args.output)
-        else:
-            os.replace(self.made.path, args.output)
+        if is_coded and not self.coded_bytes:
+            self._encode()
+        self._check_outputs()  # hours may have passed
+        os.replace(self._coded_path if is_coded else self.made.path, args.output)
+        if args.save_hessians is not None and self.measured is not None:
+            shutil.move(self.measured, args.save_hessians)
         shutil.rmtree(self.work, ignore_errors=True)
         self._report(self.made.result, is_coded)
 
+    def _check_outputs(self) -> None:
+        """See that outputs may be written, and that none is an input or the other output."""
+        from lazyweights.container.atomic import check_output
+
+        args = self.args
+        outputs = [path for path in (args.output, args.save_hessians) if path is not None]
+        for output in outputs:
+            for source in (args.model, args.hessians, args.calibration, args.evaluation):
+                if source is not None:
+                    check_output(output, args.force, source)
+        if len({os.path.abspath(path) for path in outputs}) < len(outputs):
+            raise UsageError("-o and --save-hessians name the same file")
+
+    def _read_text(self, path: str) -> bytes:
+        from lazyweights.llama.chunks import read_text
+
+        return read_text(path)
+
+    def _make_work_folder(self) -> None:
+        """Make the work folder, or go on in one that this verb has made."""
+        marker = os.path.join(self.work, MARKER)
+        try:
+            os.mkdir(self.work)
+        except FileExistsError:
+            if not os.path.exists(marker):
+                raise LazyWeightsError("this is in the way: work goes here until it is done", path=self.work) from None
+        with open(marker, "a"):
+            pass
+        self.is_ours = True
+
     def leave(self) -> None:
         """Remove the work folder if there is nothing to go on from; otherwise say what it is."""
-        for folder in (os.path.join(self.work, "tensors"), self.work):
-            with suppress(OSError):
-                os.rmdir(folder)
-        if os.path.isdir(self.work):
+        if not self.is_ours or not os.path.isdir(self.work):
+            return
+        tensors = os.path.join(self.work, "tensors")
+        with suppress(OSError):
+            os.rmdir(tensors)
+        kept = set(os.listdir(self.work))
+        if kept <= {MARKER, "model.gguf", "model.gguf.lw"}:
+            shutil.rmtree(self.work, ignore_errors=True)
+        else:
             say(f"{self.work}: kept; the same command goes on from there. Delete it to start anew")
 
     def _hessians(self) -> str:
@@ -198,21 +246,18 @@ class _Command:
             return str(args.hessians)
         from lazyweights.quant.knowledge_file import measure_inputs
 
-        path = args.save_hessians
-        if path is None:
-            seen = [identity(args.model), identity(args.calibration), args.ctx_size, args.chunks, args.seed]
-            key = hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
-            path = os.path.join(self.work, f"inputs-{key}.safetensors")
-            if os.path.exists(path):
-                return str(path)
+        seen = [identity(args.model), identity(args.calibration), args.ctx_size, args.chunks, args.seed]
+        self.measured = os.path.join(self.work, f"inputs-{_key(seen)}.safetensors")
+        if os.path.exists(self.measured):
+            return self.measured
         with step_bar(f"{os.path.basename(args.model)}: calibrate", show_progress(args)) as bar:
             found = measure_inputs(
-                args.model, args.calibration, path, n_ctx=args.ctx_size, n_chunks=args.chunks, seed=args.seed,
-                threads=args.threads, force=True, allow_requantize=args.allow_requantize, progress=bar,
+                args.model, args.calibration, self.measured, n_ctx=args.ctx_size, n_chunks=args.chunks, seed=args.seed,
+                threads=args.threads, allow_requantize=args.allow_requantize, progress=bar,
             )  # fmt: skip
         if found.kind != "curvature":
             say_warning(f"{found.reason}: steps go by the kind of tensor, which costs size")
-        return str(path)
+        return self.measured
 
     def _search(self, quantizer: TunedQuantizer) -> None:
         """Leave the model of the best step in `made`."""
@@ -221,20 +266,37 @@ class _Command:
         args = self.args
         found: StepSearch
         if args.budget_ppl is not None:
-            found = largest_step_within_loss(self._loss(quantizer), args.budget_ppl)
             what = f"perplexity within {100 * args.budget_ppl:g} %"
+            trials = self._trials("loss")
+            loss = self._loss(quantizer, trials)
+            found = largest_step_within_loss(trials.measured(loss), args.budget_ppl, known=trials.known())
         elif args.bpw is not None or args.target_size is not None:
             limit = args.target_size if args.target_size is not None else args.bpw
-            found = smallest_step_within_size(lambda step: self._size(quantizer, step, args.bpw is not None), limit)
             what = f"{size_text(args.target_size)}" if args.target_size is not None else f"{args.bpw:g} bits per weight"
+            trials = self._trials("bpw" if args.bpw is not None else "bytes")
+            size = functools.partial(self._size, quantizer, as_bpw=args.bpw is not None)
+            found = smallest_step_within_size(trials.measured(size), limit, known=trials.known())
         else:
             self._make(quantizer, args.step or 1.0)
             return
+        tried = ", ".join(f"{trial.step:.4g} ({trial.value:.4g})" for trial in trials.known())
         if found.best is None:
-            raise LazyWeightsError(f"no step that was tried gives {what}; tried were " + _listed(found))
+            shutil.rmtree(self.work, ignore_errors=True)
+            raise LazyWeightsError(f"no step that was tried gives {what}; tried were {tried}")
         self._make(quantizer, found.best.step)
         if not args.quiet:
-            say(f"step {found.best.step:.4g} for {what}; tried were {_listed(found)}")
+            say(f"step {found.best.step:.4g} for {what}; tried were {tried}")
+
+    def _trials(self, kind: str) -> _Trials:
+        """Return what an interrupted run has measured with the same inputs and settings."""
+        args = self.args
+        known = args.hessians or self.measured
+        assert known is not None
+        seen = [
+            kind, identity(args.model), identity(known), args.container, args.rate_weight, args.leave_output_tensor,
+            args.evaluation and identity(args.evaluation), args.ctx_size, args.evaluation_chunks,
+        ]  # fmt: skip
+        return _Trials(os.path.join(self.work, f"trials-{_key(seen)}.json"))
 
     def _make(self, quantizer: TunedQuantizer, step: float) -> _Made:
         if self.made is not None and self.made.step == step:
@@ -258,18 +320,16 @@ class _Command:
             found = encode_file(self.made.path, self._coded_path, threads=self.args.threads, force=True, progress=bar)
         self.coded_bytes = found.coded_bytes
 
-    def _size(self, quantizer: TunedQuantizer, step: float, as_bpw: bool) -> float:
+    def _size(self, quantizer: TunedQuantizer, step: float, *, as_bpw: bool) -> float:
         made = self._make(quantizer, step)
         self._encode()
         return 8 * self.coded_bytes / made.result.n_weights if as_bpw else float(self.coded_bytes)
 
-    def _loss(self, quantizer: TunedQuantizer) -> Callable[[float], float]:
+    def _loss(self, quantizer: TunedQuantizer, trials: _Trials) -> Callable[[float], float]:
         """Return what measures how far perplexity rises above that of the source."""
-        from lazyweights.llama.chunks import read_text
         from lazyweights.llama.perplexity import perplexity
 
         args = self.args
-        text = read_text(args.evaluation)
 
         def measured(path: str, what: str) -> float:
             with step_bar(f"{os.path.basename(args.model)}: {what}", show_progress(args)) as bar:
@@ -280,11 +340,13 @@ class _Command:
                     total = evaluation.n_chunks
 
                 return perplexity(
-                    path, text, n_ctx=args.ctx_size, n_chunks=args.evaluation_chunks, threads=args.threads, started=started,
+                    path, self.text, n_ctx=args.ctx_size, n_chunks=args.evaluation_chunks, threads=args.threads, started=started,
                     chunk_done=None if bar is None else lambda done, _: bar(done, total, "perplexity, chunks"),
                 ).ppl.value  # fmt: skip
 
-        base = measured(args.model, "source")
+        if trials.base is None:
+            trials.base = measured(args.model, "source")
+        base = trials.base
         return lambda step: measured(self._make(quantizer, step).path, f"step {step:.4g}") / base - 1
 
     def _report(self, result: TunedResult, is_coded: bool) -> None:
@@ -319,5 +381,37 @@ class _Command:
         )
 
 
-def _listed(found: StepSearch) -> str:
-    return ", ".join(f"{trial.step:.4g} ({trial.value:.4g})" for trial in found.trials)
+class _Trials:
+    """Steps and what was measured with them, in a file, so that an interrupted search goes on."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.base: float | None = None
+        self._values: list[tuple[float, float]] = []
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+            self.base, self._values = found["base"], [(float(step), float(value)) for step, value in found["values"]]
+
+    def known(self) -> list[Trial]:
+        """Return all that was measured so far."""
+        from lazyweights.quant.rate_control import Trial
+
+        return [Trial(step, value) for step, value in self._values]
+
+    def measured(self, measure: Callable[[float], float]) -> Callable[[float], float]:
+        """Return a function that measures and keeps the result."""
+
+        def call(step: float) -> float:
+            value = measure(step)
+            self._values.append((step, value))
+            with open(self._path + ".writing", "w", encoding="utf-8") as file:
+                json.dump({"base": self.base, "values": self._values}, file)
+            os.replace(self._path + ".writing", self._path)
+            return value
+
+        return call
+
+
+def _key(seen: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -72,7 +72,7 @@ def thread_count(threads: int) -> int:
         return os.cpu_count() or 1
 
 
-def ordered_map(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+def ordered_map(function: Callable[[T], R], items: Iterable[T], threads: int) -> Generator[R, None, None]:
     """Yield ``function(item)`` for each item, in order, computed by `threads` threads.
 
     At most two results per thread are in flight. With one thread nothing is started. An error of one item stops the

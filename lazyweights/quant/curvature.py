@@ -24,10 +24,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -35,6 +36,7 @@ from threadpoolctl import threadpool_limits
 from lazyweights.container.atomic import AtomicFile
 from lazyweights.container.jobs import ordered_map, thread_count
 from lazyweights.errors import FormatError, QuantizationError, VersionError
+from lazyweights.llama.memory_file import model_path
 from lazyweights.llama.safetensors_file import SafetensorsWriter, read_safetensors
 from lazyweights.quant.float_source import FloatSource
 from lazyweights.quant.gguf_rewrite import open_gguf
@@ -216,7 +218,7 @@ def measure_curvature(
     Parameters
     ----------
     model : str or os.PathLike
-        A GGUF of floats of an architecture that `read_architecture` knows.
+        A GGUF of floats of an architecture that `read_architecture` knows, or its coded file.
     text : str or os.PathLike
         Tokenized by llama.cpp, in chunks of `n_ctx` tokens.
     output : str or os.PathLike
@@ -247,7 +249,10 @@ def measure_curvature(
     chunks, frequencies, text_hash = _tokenize(model, text, n_ctx, n_chunks)
     n_threads = thread_count(threads)
     path = os.fspath(model)
-    with open_gguf(path) as (view, scan), AtomicFile(output, force, path) as file, threadpool_limits(1):
+    with (
+        model_path(path, threads=threads) as plain, open_gguf(plain.path) as (view, scan),
+        AtomicFile(output, force, path) as file, threadpool_limits(1),
+    ):  # fmt: skip
         source = FloatSource(view, scan, allow_requantize)
         architecture = read_architecture(source.metadata)
         info = CurvatureInfo(
@@ -271,7 +276,8 @@ def measure_curvature(
 
         # The header stands before the arrays: its numbers are padded to one width and filled in at the end.
         writer = SafetensorsWriter(file, shapes, metadata())
-        with tempfile.TemporaryDirectory(prefix="lazyweights-") as folder:
+        beside = os.path.dirname(os.path.abspath(os.fspath(output)))
+        with tempfile.TemporaryDirectory(prefix=".lazyweights-", dir=beside) as folder:
             for name, found in run.tensors(folder):
                 coherence[name], dropped[name] = found.coherence, found.n_dropped
                 writer.write(f"{name}.hessian", found.hessian)
@@ -299,6 +305,9 @@ def _tokenize(
         chunks = split_chunks(tokens, n_ctx, None, os.fspath(model))
         bos = start_token(vocabulary)
         frequencies = np.bincount(tokens, minlength=vocabulary.n_vocab) / len(tokens)
+        if bos is not None:  # it starts each chunk
+            frequencies[bos] = max(frequencies[bos], 1 / n_ctx)
+            frequencies /= frequencies.sum()
     wanted = min(n_chunks or len(chunks), len(chunks))
     chunks = chunks[np.arange(wanted) * len(chunks) // wanted].copy()
     if bos is not None:
@@ -321,7 +330,8 @@ class _Run:
         factors = source.vector("rope_freqs.weight") if "rope_freqs.weight" in source.tensors else None
         self._rotation = Rotation(architecture, chunks.shape[1], factors)
         self._is_tied = OUTPUT not in source.tensors
-        for name in self.names():
+        norms = [f"blk.{i}.{kind}.weight" for i in range(architecture.n_layers) for kind in ("attn_norm", "ffn_norm")]
+        for name in (*self.names(), *norms, OUTPUT_NORM):
             if name not in source.tensors:
                 raise QuantizationError("the model has no tensor of this name: its layers are not those known here", tensor=name)
 
@@ -334,19 +344,18 @@ class _Run:
         """Yield name and curvature of each matrix; keeps the inputs of layers in files in `folder`."""
         arch, chunks = self._arch, self._chunks
         shape = (arch.n_layers + 1, *chunks.shape, arch.n_embedding)
-        states = np.memmap(os.path.join(folder, "states"), np.float32, "w+", shape=shape)
+        states = _spilled(os.path.join(folder, "states"), shape)
         embedding = self._source.rows(EMBEDDING)
         states[0] = embedding[chunks]
-        if not self._is_tied:
-            del embedding
+        del embedding
         for index in range(arch.n_layers):
             layer = self._layer(index)
             for i, out in enumerate(ordered_map(layer.forward, (states[index, i] for i in range(len(chunks))), self._threads)):
                 states[index + 1, i] = out
                 self._step(f"layer {index}")
 
-        gradients = np.memmap(os.path.join(folder, "gradients"), np.float32, "w+", shape=shape[1:])
-        output = embedding if self._is_tied else self._source.rows(OUTPUT)
+        gradients = _spilled(os.path.join(folder, "gradients"), shape[1:])
+        output = self._source.rows(EMBEDDING if self._is_tied else OUTPUT)
         of_output = _OutputSums(output.shape)
         head = functools.partial(self._head, output, states[arch.n_layers])
         for i, (gradient, of_chunk) in enumerate(ordered_map(head, range(len(chunks)), self._threads)):
@@ -371,15 +380,20 @@ class _Run:
                 yield name, found.result()
 
         at_input = np.zeros((arch.n_embedding, arch.n_embedding))
+        n_tokens = 0
         for gradient in gradients:
-            at_input += gradient.T @ gradient
-        yield EMBEDDING, self._embedding(at_input / chunks.size, of_output)
+            square = gradient.T @ gradient
+            if np.isfinite(square).all():
+                at_input += square
+                n_tokens += len(gradient)
+        at_rows = self._embedding(at_input / max(n_tokens, 1), of_output)
+        yield EMBEDDING, replace(at_rows, n_dropped=max(chunks.size - n_tokens, of_output.n_dropped if self._is_tied else 0))
 
     def _embedding(self, at_input: np.ndarray, of_output: _OutputSums) -> TensorCurvature:
         """Return the curvature of the token embedding: its rows count as often as their tokens come."""
         if self._is_tied:
             found = of_output.result(self._frequencies)
-            share = float(found.row_weights.sum())
+            share = float(found.row_weights.sum()) or 1.0
             return TensorCurvature((found.hessian + at_input / share).astype(np.float32), found.row_weights, 1.0)
         return TensorCurvature(at_input.astype(np.float32), _of_rows(self._frequencies, self._source.shape(EMBEDDING)[0]), 1.0)
 
@@ -410,7 +424,8 @@ class _Run:
             p[np.arange(len(p)), np.minimum(drawn, len(output) - 1)] -= 1
             gradient[rows] = p @ output
         hessian = (normed * token_weights[:, None]).T @ normed
-        part = _OutputPart(hessian, squares, float(token_weights.sum(dtype=np.float64)), len(x))
+        is_finite = bool(np.isfinite(hessian).all() and np.isfinite(squares).all())
+        part = _OutputPart(hessian, squares, float(token_weights.sum(dtype=np.float64)), len(x), is_finite)
         return normalize_backward(x, weight, epsilon, gradient), part
 
     def _step(self, stage: str) -> None:
@@ -425,6 +440,7 @@ class _OutputPart:
     squares: np.ndarray
     weight: float
     n_tokens: int
+    is_finite: bool
 
 
 class _OutputSums:
@@ -434,18 +450,30 @@ class _OutputSums:
         self.hessian = np.zeros((shape[1], shape[1]))
         self.squares = np.zeros(shape[0])
         self.weight = 0.0
-        self.n_tokens = 0
+        self.n_tokens = self.n_dropped = 0
 
     def add(self, part: _OutputPart) -> None:
+        if not part.is_finite:
+            self.n_dropped += part.n_tokens
+            return
         self.hessian += part.hessian
         self.squares += part.squares
         self.weight += part.weight
         self.n_tokens += part.n_tokens
 
     def result(self, frequencies: np.ndarray) -> TensorCurvature:
-        seen = self.squares / self.n_tokens
+        seen = self.squares / max(self.n_tokens, 1)
         rows = (seen + _of_rows(frequencies, len(seen)) * seen.sum()) / 2
-        return TensorCurvature((self.hessian / self.weight).astype(np.float32), rows, 1.0)
+        return TensorCurvature((self.hessian / (self.weight or 1.0)).astype(np.float32), rows, 1.0, self.n_dropped)
+
+
+def _spilled(path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a float32 array in a file whose room is there: writing to a full disk through a map would kill the process."""
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
+        return np.memmap(path, np.float32, "r+", shape=shape)
+    return np.memmap(path, np.float32, "w+", shape=shape)
 
 
 def _of_rows(frequencies: np.ndarray, n_rows: int) -> np.ndarray:

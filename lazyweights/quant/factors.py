@@ -81,7 +81,7 @@ def factorize(hessian: np.ndarray, damp_frac: float = 0.01) -> Factor:
             continue
         upper = np.ascontiguousarray(_invert_lower(lower)[::-1, ::-1])
         return Factor(upper.astype(np.float32), upper.diagonal().copy(), damp_frac, n_dead, False)
-    safe = np.where(good, diagonal, 0.0) + mean * 0.01
+    safe = np.where(good, diagonal, 0.0) + (mean * 0.01 if good.any() else 1.0)
     roots = 1 / np.sqrt(safe)
     return Factor(np.diag(roots).astype(np.float32), roots, 0.01, n_dead, True)
 

@@ -72,6 +72,9 @@ def quantize_rows(
     QuantizedRows
     """
     rows, columns = weights.shape
+    blocks, subs = columns // container.block_columns, columns // container.sub_columns
+    if columns % container.block_columns or (len(row_factors), len(scales), len(sub_scales)) != (rows, blocks, subs):
+        raise ValueError(f"{rows} rows of {columns} columns do not fit the steps given")
     with np.errstate(over="ignore"):
         base = (row_factors[:, None] * scales[None]).astype(np.float16)
     base = np.clip(base, np.finfo(np.float16).smallest_subnormal, np.finfo(np.float16).max).astype(np.float32)
@@ -136,7 +139,7 @@ def _quantize_run(
                     n_widened += need > 0
                 else:
                     shift = need - np.int64(doublings[row, block])
-                    wanted = multiple << shift if shift >= 0 else max(multiple >> -shift, 1)
+                    wanted = multiple << shift if shift >= 0 else -((-multiple) >> -shift)  # rounded up: not narrower
                     n_widened += (wanted << doublings[row, block]) > multiple
                     multiple = min(wanted, max_sub_scale)
             found_sub_scales[row, sub] = multiple

@@ -10,25 +10,28 @@ import functools
 import hashlib
 import json
 import os
-import shutil
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import xxhash
 from threadpoolctl import threadpool_limits
 
 from lazyweights.container.jobs import ordered_map, thread_count
-from lazyweights.errors import FormatError, QuantizationError
+from lazyweights.errors import QuantizationError
 from lazyweights.llama.hessians import Hessians
+from lazyweights.llama.imatrix import is_imatrix
 from lazyweights.llama.memory_file import model_path
+from lazyweights.llama.safetensors_file import read_safetensors
 from lazyweights.quant.containers import CONTAINERS, Container, find_container, pack, split_steps
-from lazyweights.quant.curvature import EMBEDDING, OUTPUT, Curvature
+from lazyweights.quant.curvature import EMBEDDING, FORMAT, OUTPUT, Curvature
 from lazyweights.quant.factors import Factor, factorize
 from lazyweights.quant.float_source import FLOATS, FloatSource
 from lazyweights.quant.gguf_rewrite import NewTensor, open_gguf, write_gguf
@@ -41,6 +44,8 @@ TARGET_DIVERGENCE = 0.02
 
 DEFAULT_WIDENED = 0.002
 """Share of sub-blocks that may need a wider step in a container that is chosen."""
+
+JOURNAL_VERSION = 1
 
 MIN_TOKENS = 32
 """Tokens that an expert needs for a Hessian of its own."""
@@ -146,6 +151,13 @@ class TunedQuantizer:
     settings
         See `TunedSettings`.
 
+    Attributes
+    ----------
+    names : list of str
+        The tensors that are quantized.
+    left_out : list of str
+        Matrices that stay as they are because nothing is known of their inputs.
+
     Raises
     ------
     FormatError
@@ -163,11 +175,13 @@ class TunedQuantizer:
             find_container(self.settings.container)
         self._threads = thread_count(threads)
         self._known = _Knowledge(hessians)
+        self._files = [_file_identity(source), _file_identity(hessians)]
         self._stack = ExitStack()
         try:
             self._path = self._stack.enter_context(model_path(source, threads=threads)).path
             self._view, self._scan = self._stack.enter_context(open_gguf(self._path))
             self._source = FloatSource(self._view, self._scan, allow_requantize)
+            self.left_out: list[str] = []
             self.names = self._choose()
         except BaseException:
             self._stack.close()
@@ -234,6 +248,7 @@ class TunedQuantizer:
     def _choose(self) -> list[str]:
         """Return the names of the tensors to quantize, in the order of the file."""
         names = []
+        self._known.is_tied = OUTPUT not in self._source.tensors
         for info in self._scan.tensors:
             if len(info.shape) not in (2, 3) or not info.name.endswith(".weight") or info.shape[0] % 32 or "norm" in info.name:
                 continue
@@ -245,19 +260,20 @@ class TunedQuantizer:
                 continue
             if info.name in self._known or info.name == EMBEDDING:
                 names.append(info.name)
-        if not names:
+            else:
+                self.left_out.append(info.name)
+        if not any(name in self._known for name in names):
             raise QuantizationError("the Hessians are of none of this model's matrices: were they captured from another model?")
         return names
 
     def _identity(self, step: float) -> str:
         """Return what tells runs apart that may not share finished tensors."""
-        described = [self._known.identity, hashlib.sha256(self._view[: self._scan.data_offset]).hexdigest(), len(self._view)]
-        return json.dumps([*described, repr(step), asdict(self.settings)], sort_keys=True)
+        return json.dumps([JOURNAL_VERSION, *self._files, repr(step), asdict(self.settings)], sort_keys=True)
 
     def _tensors(self, step: float, journal: _Journal | None, reports: list[dict[str, Any]]) -> Generator[NewTensor, None, None]:
         """Yield the new tensors in the order of `names`; slabs are computed ahead, on all cores."""
         prepared = {
-            (name, matrix): _Once(functools.partial(self._prepare, name, matrix, step))
+            (name, matrix): _Once(functools.partial(self._prepare, name, matrix, step), self._n_slabs(name))
             for name in self.names
             for matrix in range(self._n_matrices(name))
         }
@@ -271,40 +287,41 @@ class TunedQuantizer:
             return (slab for name in self.names if not stored[name] for slab in slabs_of(name))
 
         def work(item: tuple[str, int, int]) -> _Slab:
-            return self._quantize_slab(prepared[item[:2]].get(), item[2])
+            with prepared[item[:2]] as tensor:
+                return self._quantize_slab(tensor, item[2])
 
-        results = ordered_map(work, slabs(), self._threads)
-        for name in self.names:
-            if stored[name] and journal is not None:
-                report, packed = journal.load(name)
-            else:
-                found, matrices = [], []
-                for _, matrix, start in slabs_of(name):
-                    found.append(next(results))
-                    if start + SLAB_ROWS >= self._source.shape(name)[0] // self._n_matrices(name):  # its last slab
-                        matrices.append(_facts(prepared[name, matrix].get()))
-                        prepared[name, matrix].drop()
-                report = {**_describe(name, matrices, found), "n_dropped": self._known.n_dropped(name)}
-                packed = np.concatenate([slab.packed for slab in found])
-                if journal is not None:
-                    journal.store(name, report, packed)
-            reports.append(report)
-            if name == self.names[-1]:
-                _check_fallbacks(reports)  # before the file gets its name
-            yield CONTAINERS[report["type"]].type_id, self._source.tensors[name].shape, [packed]
+        with closing(ordered_map(work, slabs(), self._threads)) as results:
+            for name in self.names:
+                if stored[name] and journal is not None:
+                    report, packed = journal.load(name)
+                else:
+                    found = [next(results) for _ in slabs_of(name)]
+                    matrices = [prepared[name, matrix].facts for matrix in range(self._n_matrices(name))]
+                    report = {**_describe(name, matrices, found), "n_dropped": self._known.n_dropped(name)}
+                    packed = np.concatenate([slab.packed for slab in found])
+                    if journal is not None:
+                        journal.store(name, report, packed)
+                reports.append(report)
+                if name == self.names[-1]:
+                    _check_fallbacks(reports)  # before the file gets its name
+                yield CONTAINERS[report["type"]].type_id, self._source.tensors[name].shape, [packed]
 
     def _n_matrices(self, name: str) -> int:
         """Return how many matrices a tensor is: its experts, or 1."""
         shape = self._source.tensors[name].shape
         return shape[2] if len(shape) == 3 else 1
 
+    def _n_slabs(self, name: str) -> int:
+        """Return the slabs of each matrix of a tensor."""
+        return -(-(self._source.shape(name)[0] // self._n_matrices(name)) // SLAB_ROWS)
+
     def _prepare(self, name: str, matrix: int, step: float) -> _Prepared:
         settings = self.settings
         all_rows, columns = self._source.shape(name)
         rows = all_rows // self._n_matrices(name)
-        hessian, row_weights, coherence, fallback = self._known.of(name, matrix, columns)
+        hessian, row_weights, coherence, fallback = self._known.of(name, matrix, (rows, columns))
         factor = factorize(hessian, settings.damp_frac)
-        if factor.is_diagonal and fallback is None:
+        if factor.is_diagonal and factor.n_dead < columns and fallback is None:
             fallback = "diagonal"
         is_embedding = name in (EMBEDDING, OUTPUT)
         weights = self._source.rows(name, matrix * rows, (matrix + 1) * rows)
@@ -344,18 +361,15 @@ class TunedQuantizer:
                 return asked
             fitting = [c for c in CONTAINERS.values() if c.block_columns == 32 and c.bits >= asked.bits and not c.has_min]
             return min(fitting, key=lambda c: c.bits)
-        best = CONTAINERS["Q8_0"]
+        widest = CONTAINERS["Q8_0"]
         if is_expert:
-            return best
-        for container in CONTAINERS.values():
-            if container.block_columns != 32 or container.has_min:
-                continue
-            steps = pattern.sub_block_steps(scale, container.sub_columns)
-            largest = np.abs(weights).reshape(len(weights), -1, container.sub_columns).max(axis=2)
-            widened = np.mean(largest > steps * pattern.row_factors[:, None] * container.highest)
-            if widened <= DEFAULT_WIDENED and container.bits < best.bits:
-                best = container
-        return best
+            return widest
+        reach = pattern.sub_block_steps(scale, 32) * pattern.row_factors[:, None]
+        blocks = weights.reshape(len(weights), -1, 32)
+        needed = np.maximum(blocks.max(axis=2), -blocks.min(axis=2)) / reach
+        choices = [c for c in CONTAINERS.values() if c.block_columns == 32 and not c.has_min]
+        fitting = [c for c in choices if np.mean(needed > c.highest) <= DEFAULT_WIDENED]
+        return min(fitting, key=lambda c: c.bits, default=widest)
 
     def _quantize_slab(self, tensor: _Prepared, start: int) -> _Slab:
         rows = slice(start, min(start + SLAB_ROWS, tensor.shape[0]))
@@ -407,14 +421,13 @@ class _Knowledge:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._curvature: Curvature | None = None
         self._hessians: Hessians | None = None
-        try:
+        self.is_tied = False
+        if not is_imatrix(path) and read_safetensors(path)[1].get("format") == FORMAT:
             self._curvature = Curvature(path)
-            self.identity = json.dumps(asdict(self._curvature.info), sort_keys=True)
-        except FormatError:
-            self._hessians = Hessians.load(path)
-            if self._hessians.info.kind == "samples":
-                raise QuantizationError("samples cannot be used here: capture Hessians", path=os.fspath(path)) from None
-            self.identity = json.dumps(asdict(self._hessians.info), sort_keys=True)
+            return
+        self._hessians = Hessians.load(path)
+        if self._hessians.info.kind == "samples":
+            raise QuantizationError("samples cannot be used here: capture Hessians", path=os.fspath(path))
 
     def __contains__(self, name: str) -> bool:
         known = self._curvature if self._curvature is not None else self._hessians
@@ -426,20 +439,27 @@ class _Knowledge:
             return self._curvature[name].n_dropped if name in self._curvature else 0
         return self._hessians.n_dropped(name) if self._hessians is not None and name in self._hessians else 0
 
-    def of(self, name: str, matrix: int, columns: int) -> tuple[np.ndarray, np.ndarray | None, float, str | None]:
+    def of(self, name: str, matrix: int, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None, float, str | None]:
         """Return Hessian, row weights (None: unknown), coherence, and what replaced the Hessian (None: nothing)."""
+        rows, columns = shape
         if self._curvature is not None and name in self._curvature:
             found = self._curvature[name]
+            if len(found.row_weights) != rows:
+                raise _of_another_model(name, rows, len(found.row_weights))
             lost = "identity" if found.n_dropped and not found.row_weights.any() else None
             return _checked(found.hessian, name, columns), found.row_weights, found.coherence, lost
         if self._hessians is None:
             return np.eye(columns), None, 1.0, "identity"
         # A tied embedding is used as the output matrix, under whose name its inputs are captured.
-        key = name if name in self._hessians else OUTPUT if name == EMBEDDING and OUTPUT in self._hessians else None
-        if key is None:
-            return np.eye(columns), None, 1.0, "identity"
+        key = name
+        if name == EMBEDDING and name not in self._hessians:
+            if not (self.is_tied and OUTPUT in self._hessians):
+                return np.eye(columns), None, 1.0, None  # a table of rows, which have no inputs
+            key = OUTPUT
         n_rows = np.atleast_1d(self._hessians.n_rows(key))
         diagonals = np.atleast_2d(_checked(self._hessians.diagonal(key), name, columns))
+        if not matrix < len(n_rows) == len(diagonals):
+            raise QuantizationError("what is known of the inputs is not by expert: capture Hessians", tensor=name)
         if n_rows[matrix] < min(MIN_TOKENS, n_rows.max()) or not n_rows[matrix]:  # an expert that few tokens came to
             if not n_rows.sum():
                 return np.eye(columns), None, 1.0, "identity"
@@ -452,61 +472,103 @@ class _Knowledge:
 
 def _checked(array: np.ndarray, name: str, columns: int) -> np.ndarray:
     if array.shape[-1] != columns:
-        found = array.shape[-1]
-        raise QuantizationError("the Hessian is that of another model", tensor=name, expected=columns, found=found)
+        raise _of_another_model(name, columns, array.shape[-1])
     return array
 
 
+def _of_another_model(name: str, expected: int, found: int) -> QuantizationError:
+    return QuantizationError("the Hessian is that of another model", tensor=name, expected=expected, found=found)
+
+
+def _file_identity(path: str | os.PathLike[str]) -> list[Any]:
+    """Return what tells whether a file is still the one that was used."""
+    found = os.stat(path)
+    return [os.path.basename(os.fspath(path)), found.st_size, found.st_mtime_ns, found.st_ino]
+
+
 class _Once:
-    """A value that is made by whichever thread needs it first, and kept until dropped."""
+    """A matrix that is prepared by whichever thread needs it first, and let go of when its last slab is done.
 
-    def __init__(self, make: Callable[[], _Prepared]) -> None:
-        self._make, self._lock, self._value = make, threading.Lock(), None
+    As a context manager it gives the matrix to one slab.
 
-    _value: _Prepared | None
+    Attributes
+    ----------
+    facts : dict
+        What is reported of it; there once it was prepared.
+    """
 
-    def get(self) -> _Prepared:
+    def __init__(self, make: Callable[[], _Prepared], n_slabs: int) -> None:
+        self._make, self._n_left = make, n_slabs
+        self._lock = threading.Lock()
+        self._value: _Prepared | None = None
+        self.facts: dict[str, Any] = {}
+
+    def __enter__(self) -> _Prepared:
         with self._lock:
             if self._value is None:
                 self._value = self._make()
+                self.facts = _facts(self._value)
             return self._value
 
-    def drop(self) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._lock:
-            self._value = None
+            self._n_left -= 1
+            if self._n_left <= 0:
+                self._value = None
 
 
 class _Journal:
-    """Finished tensors of a run, in a folder."""
+    """Finished tensors of a run, in a folder: a line of JSON with the report and a hash, then the packed bytes."""
+
+    _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.(tensor|writing)")
 
     def __init__(self, folder: Path, identity: str) -> None:
         self._folder = folder
         self._key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         self.n_reused = 0
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("*.tensor"):
-            if not path.name.startswith(self._key):
-                path.unlink()  # of other settings
+        self._unlink(lambda name: not name.startswith(self._key) or name.endswith(".writing"))  # of other settings, or not whole
+
+    def _unlink(self, is_wanted: Callable[[str], bool]) -> None:
+        for path in self._folder.iterdir():
+            if self._NAME.fullmatch(path.name) and is_wanted(path.name):
+                path.unlink()
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{self._key}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.tensor"
 
     def has(self, name: str) -> bool:
-        return self._path(name).exists()
+        """Whether a tensor is there, whole."""
+        try:
+            self._read(name)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return True
+
+    def _read(self, name: str) -> tuple[dict[str, Any], np.ndarray]:
+        line, _, packed = self._path(name).read_bytes().partition(b"\n")
+        entry = json.loads(line)
+        if entry["hash"] != xxhash.xxh3_128_hexdigest(packed):
+            raise ValueError("damaged")
+        return dict(entry["report"]), np.frombuffer(packed, np.uint8)
 
     def load(self, name: str) -> tuple[dict[str, Any], np.ndarray]:
-        data = self._path(name).read_bytes()
-        line, _, packed = data.partition(b"\n")
+        """Return the report and the bytes of a tensor that is there."""
         self.n_reused += 1
-        return json.loads(line), np.frombuffer(packed, np.uint8)
+        return self._read(name)
 
     def store(self, name: str, report: dict[str, Any], packed: np.ndarray) -> None:
+        """Keep a tensor."""
         path = self._path(name)
         temporary = path.with_suffix(".writing")
         with open(temporary, "wb") as file:
-            file.write(json.dumps(report).encode() + b"\n")
+            entry = {"report": report, "hash": xxhash.xxh3_128_hexdigest(packed.data)}
+            file.write(json.dumps(entry).encode() + b"\n")
             file.write(packed.data)
         temporary.replace(path)
 
     def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Delete the files, and the folder if nothing else is in it."""
+        self._unlink(lambda name: True)
+        with suppress(OSError):
+            self._folder.rmdir()

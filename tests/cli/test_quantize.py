@@ -113,6 +113,44 @@ def test_an_interrupted_run_goes_on(
     assert [p.name for p in tmp_path.iterdir()] == ["x.gguf"]
 
 
+def test_an_interrupted_search_goes_on(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lazyweights.quant.tuned import TunedQuantizer
+
+    steps: list[float] = []
+    original = TunedQuantizer.quantize
+
+    def counted(self: TunedQuantizer, output: object, step: float, **options: object) -> object:
+        steps.append(step)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return original(self, output, step, **options)
+
+    monkeypatch.setattr(TunedQuantizer, "quantize", counted)
+    out, saved = tmp_path / "x.lw", tmp_path / "c"
+    options = ["--calibration", str(folder / "text"), "-c", "64", "--chunks", "8", "--save-hessians", str(saved), "--bpw", "5.5"]
+    command = ["quantize", str(folder / "tiny.gguf"), "-o", str(out), *options]
+    assert main(command) == 130
+    assert not saved.exists()
+    assert main(command) == 0
+    assert steps[0] not in steps[1:]
+    assert "tried were 1 (" in capfd.readouterr().err
+    assert saved.read_bytes() == (folder / "c").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "x.lw"]
+
+
+def test_a_folder_in_the_way(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.gguf.work").mkdir()
+    (tmp_path / "x.gguf.work" / "mine").write_text("mine")
+    assert run(folder, tmp_path / "x.gguf") == 1
+    assert "this is in the way" in capfd.readouterr().err
+    assert run(folder, tmp_path / "no" / "x.gguf") == 1
+    assert main(["quantize", str(folder / "tiny.gguf"), "-o", str(folder / "c"), "--hessians", str(folder / "c"), "-f"]) == 1
+    assert "the output is the input itself" in capfd.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["x.gguf.work"]
+
+
 def test_refusals(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "there.gguf").write_text("mine")
     assert run(folder, tmp_path / "there.gguf") == 1

@@ -163,6 +163,29 @@ def test_chunks_with_infinite_values_are_dropped(tmp_path: Path, monkeypatch: py
     assert np.isfinite(curvature["blk.1.ffn_down.weight"].hessian).all()
 
 
+def test_a_coded_model_gives_the_same(measured: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    import lazyweights
+
+    model, text, path = measured
+    lazyweights.encode(model, tmp_path / "tiny.gguf.lw")
+    measure_curvature(tmp_path / "tiny.gguf.lw", text, tmp_path / "c", n_ctx=N_CTX, n_chunks=N_CHUNKS)
+    one, other = Curvature(path), Curvature(tmp_path / "c")
+    assert other.info.model == "tiny.gguf.lw"
+    assert other.info.model_sha256 == one.info.model_sha256
+    for name in one:
+        assert np.array_equal(one[name].hessian, other[name].hessian)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "tiny.gguf.lw"]
+
+
+def test_bos_counts_as_often_as_it_comes(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny.gguf", file_type="F32", add_bos=True)
+    (tmp_path / "text").write_bytes(english(400))
+    measure_curvature(model, tmp_path / "text", tmp_path / "c", n_ctx=N_CTX, n_chunks=4)
+    rows = Curvature(tmp_path / "c")["token_embd.weight"].row_weights
+    assert rows[1] == pytest.approx(1 / N_CTX, rel=0.05)
+    assert rows.sum() == pytest.approx(1)
+
+
 def test_damaged_files(measured: tuple[Path, Path, Path], tmp_path: Path) -> None:
     data = measured[2].read_bytes()
     for name, changed in (

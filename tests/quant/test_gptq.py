@@ -75,6 +75,28 @@ def test_rows_have_their_own_factors() -> None:
         assert np.array_equal(found.codes[row], plain(weights[row : row + 1], hessian, step)[0])
 
 
+def test_no_sub_block_gets_narrower() -> None:
+    """An outlier doubles d of its block; the sub-scales of its neighbours are halved and rounded up."""
+    container = CONTAINERS["Q4_K"]
+    weights = np.zeros((1, 256), np.float32)
+    weights[0, 0] = 1000.0
+    weights[0, 32:] = 0.05 * 5 * 7
+    sub_scales = np.full(8, 5, np.int32)
+    found = quantize_rows(weights, factorize(np.eye(256), 0.0), container, np.full(1, 0.05), sub_scales, np.ones(1))
+    steps = found.scales[0, 0] * found.sub_scales[0].astype(np.float64)
+    assert steps[0] * 7 >= 1000.0 * 0.97
+    assert steps[1:].min() >= 0.05 * 5 * 0.999
+    assert np.abs(found.codes[0, 32:] * np.repeat(steps, 32)[32:] - weights[0, 32:]).max() <= steps[1] / 2
+
+
+def test_steps_must_fit() -> None:
+    weights, hessian = layer(4, 64)
+    scales, sub_scales = split_steps(Q8_0, np.full(2, 0.25))
+    for bad in ((scales[:1], sub_scales, np.ones(4)), (scales, sub_scales[:1], np.ones(4)), (scales, sub_scales, np.ones(3))):
+        with pytest.raises(ValueError, match="do not fit"):
+            quantize_rows(weights, factorize(hessian), Q8_0, *bad)
+
+
 @pytest.mark.parametrize("name", ["Q6_K", "Q4_K", "Q3_K"])
 def test_slabs_do_not_see_each_other(name: str) -> None:
     weights, hessian = layer(8, 512)

@@ -193,6 +193,73 @@ def test_parts_of_another_step_are_not_used(model: Path, curvature: Path, tmp_pa
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def test_a_damaged_part_is_made_anew(model: Path, curvature: Path, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop_at_five(done: int, total: int, name: str) -> None:
+        if done == 5:
+            raise Stop
+
+    parts = tmp_path / "parts"
+    with TunedQuantizer(model, curvature, threads=1) as quantizer:
+        quantizer.quantize(tmp_path / "whole", 1.0)
+        with pytest.raises(Stop):
+            quantizer.quantize(tmp_path / "out", 1.0, parts=parts, progress=stop_at_five)
+        first, second, *others = sorted(parts.iterdir())
+        first.write_bytes(b"")
+        data = bytearray(second.read_bytes())
+        data[-1] ^= 1
+        second.write_bytes(data)
+        (parts / "mine.tensor").write_text("mine")
+        result = quantizer.quantize(tmp_path / "out", 1.0, parts=parts)
+    assert result.n_reused == len(others)
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert [path.name for path in parts.iterdir()] == ["mine.tensor"]
+
+
+def test_parts_of_another_model_are_not_used(curvature: Path, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop_at_five(done: int, total: int, name: str) -> None:
+        if done == 5:
+            raise Stop
+
+    model = write_tiny_model(tmp_path / "m.gguf", n_embedding=256, seed=1)
+    with TunedQuantizer(model, curvature) as quantizer, pytest.raises(Stop):
+        quantizer.quantize(tmp_path / "out", 1.0, parts=tmp_path / "parts", progress=stop_at_five)
+    write_tiny_model(model, n_embedding=256, seed=2)
+    with TunedQuantizer(model, curvature) as quantizer:
+        result = quantizer.quantize(tmp_path / "out", 1.0, parts=tmp_path / "parts")
+        quantizer.quantize(tmp_path / "anew", 1.0)
+    assert result.n_reused == 0
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "anew").read_bytes()
+
+
+def test_row_weights_of_another_model(model: Path, curvature: Path, tmp_path: Path) -> None:
+    data = bytearray(curvature.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    entry = header["output.weight.row_weights"]
+    entry["shape"] = [entry["shape"][0] - 8]
+    entry["data_offsets"][1] -= 64
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    data[8 : 8 + length] = text.ljust(length)
+    (tmp_path / "c").write_bytes(data)
+    with TunedQuantizer(model, tmp_path / "c") as quantizer, pytest.raises(QuantizationError, match="another model"):
+        quantizer.quantize(tmp_path / "x", 1.0)
+
+
+def test_an_imatrix_without_the_output(model: Path, curvature: Path, tmp_path: Path) -> None:
+    capture(model, curvature.with_name("text"), tmp_path / "i.gguf", kind="diagonal", imatrix_format="gguf", n_ctx=64, n_chunks=8)
+    with TunedQuantizer(model, tmp_path / "i.gguf") as quantizer:
+        result = quantizer.quantize(tmp_path / "x", 1.0)
+        assert quantizer.left_out == ["output.weight"]
+    assert {report["fallback"] for report in result.tensors} == {None}
+    assert divergence(model, tmp_path / "x") < 1.0
+
+
 def test_refusals(model: Path, curvature: Path, hessians: Path, tmp_path: Path) -> None:
     with pytest.raises(QuantizationError, match="there are Q2_K"):
         TunedQuantizer(model, curvature, container="Q7_K")
