@@ -295,7 +295,7 @@ def tuned_parts(result: Result) -> Table:
     for row in result["parts"]:
         is_same = row.get("is_same_size", True)
         rows.append([
-            row["what"], f"{row['coded_bytes'] / 1e6:.2f}" + ("" if is_same else " (no smaller)"), f"{row['step']:.3g}",
+            row["what"], f"{row['coded_bytes'] / 1e6:.2f}" + ("" if is_same else " (another size)"), f"{row['step']:.3g}",
             f"{row['kld']:.4f} ± {row['kld_error']:.4f}",
             f"{100 * (row['ratio'] - 1):+.2f} ± {100 * row['ratio_error']:.2f} %",
         ])  # fmt: skip
