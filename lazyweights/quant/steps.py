@@ -33,9 +33,8 @@ MAX_ROW_RATIO = 256.0
 """Row weights below their mean by more than this are raised: the gradients of rare rows are badly known."""
 
 ROW_FACTORS_PER_OCTAVE = 2
-EVEN_TOKEN_WEIGHT = 1.0
-"""What each row of an embedding weighs besides what was measured, in means of that: as much again, spread evenly over all tokens.
-Other texts use other words, and calibration texts lack rare ones more often than not (some have ``<unk>`` in their place)."""
+RARE_TOKEN_SHARE = 0.1
+"""Of the weight of embedding rows, what is spread evenly over all tokens: other texts use other words."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def curved_pattern(factor: Factor, row_weights: np.ndarray, coherence: float, is
     if mean <= 0:
         mean, weights = 1.0, np.ones_like(weights)
     if is_embedding:
-        weights = (weights + EVEN_TOKEN_WEIGHT * mean) / (1 + EVEN_TOKEN_WEIGHT)
+        weights = weights + RARE_TOKEN_SHARE * mean
     costs = np.maximum(weights, mean / MAX_ROW_RATIO) * max(coherence, 1.0)
     logs = -0.5 * np.log2(costs)
     middle = float(logs.mean())
