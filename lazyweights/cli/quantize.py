@@ -351,7 +351,7 @@ class _Command:
 
     def _report(self, result: TunedResult, is_coded: bool) -> None:
         args = self.args
-        lost = [report for report in result.tensors if report["fallback"] is not None or report["damp_frac"] > 0.05]
+        lost = [report for report in result.tensors if report["fallback"] is not None or report["damp_frac"] > 0.15]
         for report in lost:
             how = f"{report['fallback']} in place of the Hessian" if report["fallback"] else f"damping {report['damp_frac']:g}"
             say_warning(f"{report['name']}: {how}")

@@ -73,7 +73,7 @@ class TunedSettings:
     """
 
     container: str = "auto"
-    damp_frac: float = 0.05
+    damp_frac: float = 0.15
     rate_weight: float = 0.0
     use_gptq: bool = True
     use_widening: bool = True
