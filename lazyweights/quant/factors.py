@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MAX_DAMP_FRAC = 1.0
+MAX_DAMP_FRAC = 10.0
 _LEAF = 64
 
 
