@@ -4,7 +4,7 @@ Usage: python benchmarks/tuned_cost.py [--quick]
 
 The commands are processes of their own, with all cores; the peak is the largest resident set that the kernel saw, with the
 pages of the model and of the curvature that are mapped. Estimates go by the multiplications that a model takes and the arrays
-that are held; nothing of that size was run. Calibrated on WikiText-2's validation split, 64 chunks of 512 tokens (--quick: 2).
+that are held; nothing of that size was run. Calibrated on WikiText-2's validation split, 32 chunks of 512 tokens (--quick: 2).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memory import peak
 
 from lazyweights.llama import library
 
-CHUNKS, QUICK_CHUNKS = 64, 2
+CHUNKS, QUICK_CHUNKS = 32, 2
 STEP = 1.0
 SCRATCH_BYTES = 3_000_000_000
 Row = dict[str, Any]
