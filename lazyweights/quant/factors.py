@@ -61,7 +61,7 @@ def factorize(hessian: np.ndarray, damp_frac: float = 0.01) -> Factor:
     >>> import numpy as np
     >>> h = np.array([[2.0, 1.0], [1.0, 3.0]])
     >>> u = factorize(h, damp_frac=0.0).upper
-    >>> bool(np.allclose(u.T @ u @ h, np.eye(2)))
+    >>> bool(np.allclose(u.T @ u @ h, np.eye(2), atol=1e-6))
     True
     """
     matrix = np.array(hessian, np.float64)
