@@ -257,7 +257,7 @@ def report_budgets(result: Result) -> Table:
     for row in result["budgets"]:
         rows.append([
             f"+{row['percent']:g} %", *cell(row["stock"], "gguf_bytes"), cell(row["coded_stock"], "coded_bytes")[0],
-            *cell(row["tuned"], "coded_bytes"), percent(row["saving"]), percent(row["saving_over_coded"]),
+            *cell(row["tuned"], "coded_bytes"), percent(row["saving"]) + " %", percent(row["saving_over_coded"]) + " %",
         ])  # fmt: skip
     header = ["budget", "stock, MB", "its perplexity", "stock, coded, MB", "tuned, coded, MB", "its perplexity", "less than it",
               "less than coded stock"]  # fmt: skip
@@ -274,7 +274,7 @@ def report_kld(result: Result) -> Table:
         kld = points[row["point"]]["kld"]
         rows.append([
             f"{kld['value']:.4f} ± {kld['error']:.4f}", megabytes(row["coded_bytes"]), megabytes(row["stock_bytes"]),
-            percent(row["saving"]), megabytes(row["coded_stock_bytes"]), percent(row["saving_over_coded"]),
+            percent(row["saving"]) + " %", megabytes(row["coded_stock_bytes"]), percent(row["saving_over_coded"]) + " %",
         ])  # fmt: skip
     header = ["KL divergence", "tuned, coded, MB", "stock, MB", "less", "stock, coded, MB", "less"]
     return Table(header, rows, _report_note(result))
