@@ -167,6 +167,7 @@ class _Command:
 
     def run(self) -> None:
         from lazyweights.container.atomic import CODED_SUFFIX
+        from lazyweights.llama.chunks import read_text
         from lazyweights.quant.containers import find_container
         from lazyweights.quant.tuned import TunedQuantizer
 
@@ -176,7 +177,7 @@ class _Command:
         if args.container != "auto":
             find_container(args.container)
         if args.evaluation is not None:
-            self.text = self._read_text(args.evaluation)
+            self.text = read_text(args.evaluation)
         self._make_work_folder()
         with TunedQuantizer(
             args.model, self._hessians(), threads=args.threads, allow_requantize=args.allow_requantize, container=args.container,
@@ -208,11 +209,6 @@ class _Command:
                     check_output(output, args.force, source)
         if len({os.path.abspath(path) for path in outputs}) < len(outputs):
             raise UsageError("-o and --save-hessians name the same file")
-
-    def _read_text(self, path: str) -> bytes:
-        from lazyweights.llama.chunks import read_text
-
-        return read_text(path)
 
     def _make_work_folder(self) -> None:
         """Make the work folder, or go on in one that this verb has made."""
@@ -351,7 +347,8 @@ class _Command:
 
     def _report(self, result: TunedResult, is_coded: bool) -> None:
         args = self.args
-        lost = [report for report in result.tensors if report["fallback"] is not None or report["damp_frac"] > 0.15]
+        damp_frac = result.settings["damp_frac"]
+        lost = [report for report in result.tensors if report["fallback"] is not None or report["damp_frac"] > damp_frac]
         for report in lost:
             how = f"{report['fallback']} in place of the Hessian" if report["fallback"] else f"damping {report['damp_frac']:g}"
             say_warning(f"{report['name']}: {how}")

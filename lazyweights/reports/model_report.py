@@ -265,11 +265,8 @@ class _Run:
 
     def tuned_points(self) -> list[Point]:
         """The tuned points of all budgets, those of earlier runs included."""
-        try:
-            from lazyweights.quant.tuned import TunedQuantizer  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            self._leave_out("tuned", "this version has no tuned quantizer")
-            return []
+        from lazyweights.quant.tuned import TunedQuantizer  # here, because it compiles kernels
+
         if self.calibration.tuned_facts() is None:
             self._leave_out("tuned", "it needs to know the inputs of weights: give a text to measure them on, or a file")
             return []
