@@ -17,8 +17,8 @@ Q3_K      256     16        -4 to 3      d * (sub-scale - 32) = step
 Q2_K      256     16        -2 to 1      d * sub-scale = step, dmin = 2 d, sub-min = sub-scale
 ========= ======= ========= ============ ===========================================================
 
-A sub-block in which a weight is out of reach gets a step 2, 4, 8 ... times as wide. K-quants leave half of the range of their
-sub-scales for that, and double d for what is left.
+A sub-block in which a weight is out of reach gets a wider step: by quarters of octaves, in K-quants 2, 4, 8 ... times as wide.
+K-quants leave half of the range of their sub-scales for that, and double d for what is left.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class Container:
     max_sub_scale: int = 1
     sub_scale_offset: int = 0
     has_min: bool = False
+
+    @property
+    def may_trellis(self) -> bool:
+        """Whether a coded file can make use of codes that obey a trellis: it codes narrower ones in pairs."""
+        return self.bits >= 5
 
     @property
     def bits(self) -> int:

@@ -7,36 +7,34 @@ The work goes by slabs of rows, on all cores, each with one thread of BLAS; the 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-import xxhash
 from threadpoolctl import threadpool_limits
 
+from lazyweights.codecs import TILE_ROWS
 from lazyweights.container.jobs import ordered_map, thread_count
 from lazyweights.errors import QuantizationError
-from lazyweights.llama.hessians import Hessians
-from lazyweights.llama.imatrix import is_imatrix
 from lazyweights.llama.memory_file import model_path
-from lazyweights.llama.safetensors_file import read_safetensors
 from lazyweights.quant.containers import CONTAINERS, Container, find_container, pack, split_steps
-from lazyweights.quant.curvature import EMBEDDING, FORMAT, OUTPUT, Curvature
+from lazyweights.quant.curvature import EMBEDDING, OUTPUT
 from lazyweights.quant.factors import Factor, factorize
 from lazyweights.quant.float_source import FLOATS, FloatSource
 from lazyweights.quant.gguf_rewrite import NewTensor, open_gguf, write_gguf
 from lazyweights.quant.gptq import quantize_rows
+from lazyweights.quant.journal import Journal
+from lazyweights.quant.knowledge import Knowledge
 from lazyweights.quant.steps import StepPattern, curved_pattern, even_pattern, relative_pattern
+from lazyweights.quant.trellis_rounding import FINE_STEP
 
 SLAB_ROWS = 4096
 TARGET_DIVERGENCE = 0.02
@@ -45,10 +43,8 @@ TARGET_DIVERGENCE = 0.02
 DEFAULT_WIDENED = 0.002
 """Share of sub-blocks that may need a wider step in a container that is chosen."""
 
-JOURNAL_VERSION = 1
-
-MIN_TOKENS = 32
-"""Tokens that an expert needs for a Hessian of its own."""
+METHOD_VERSION = 2
+"""Changes when the same step and settings give other bytes: what was finished or measured before is not used then."""
 
 MAX_FALLBACKS = 0.1
 """Share of the weights whose Hessian may be unusable before a run fails."""
@@ -68,7 +64,7 @@ class TunedSettings:
         See `factorize`.
     rate_weight : float
         Cost of a bit in squared steps, see `quantize_rows`.
-    use_gptq, use_widening, use_column_steps, use_row_steps, use_sensitivity, quantize_embedding : bool
+    use_gptq, use_trellis, use_widening, use_column_steps, use_row_steps, use_sensitivity, quantize_embedding : bool
         Parts of the method, to see what each brings. Without `use_sensitivity` steps go by kind of tensor.
     """
 
@@ -76,6 +72,7 @@ class TunedSettings:
     damp_frac: float = 0.15
     rate_weight: float = 0.0
     use_gptq: bool = True
+    use_trellis: bool = True
     use_widening: bool = True
     use_column_steps: bool = True
     use_row_steps: bool = True
@@ -125,6 +122,7 @@ class _Prepared:
     sub_scales: np.ndarray
     pattern: StepPattern
     fallback: str | None
+    on_trellis: bool
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class TunedQuantizer:
         if self.settings.container != "auto":
             find_container(self.settings.container)
         self._threads = thread_count(threads)
-        self._known = _Knowledge(hessians)
+        self._known = Knowledge(hessians)
         self._files = [_file_identity(source), _file_identity(hessians)]
         self._stack = ExitStack()
         try:
@@ -229,7 +227,7 @@ class TunedQuantizer:
         if not 0 < step < float("inf"):
             raise QuantizationError(f"a step of {step}: it has to be above 0")
         started = time.monotonic()
-        journal = None if parts is None else _Journal(Path(parts), self._identity(step))
+        journal = None if parts is None else Journal(Path(parts), self._identity(step))
         reports: list[dict[str, Any]] = []
         tensors = self._tensors(step, journal, reports)
         made = {name: functools.partial(next, tensors) for name in self.names}
@@ -268,9 +266,9 @@ class TunedQuantizer:
 
     def _identity(self, step: float) -> str:
         """Return what tells runs apart that may not share finished tensors."""
-        return json.dumps([JOURNAL_VERSION, *self._files, repr(step), asdict(self.settings)], sort_keys=True)
+        return json.dumps([METHOD_VERSION, *self._files, repr(step), asdict(self.settings)], sort_keys=True)
 
-    def _tensors(self, step: float, journal: _Journal | None, reports: list[dict[str, Any]]) -> Generator[NewTensor, None, None]:
+    def _tensors(self, step: float, journal: Journal | None, reports: list[dict[str, Any]]) -> Generator[NewTensor, None, None]:
         """Yield the new tensors in the order of `names`; slabs are computed ahead, on all cores."""
         prepared = {
             (name, matrix): _Once(functools.partial(self._prepare, name, matrix, step), self._n_slabs(name))
@@ -337,19 +335,32 @@ class TunedQuantizer:
                 pattern = StepPattern(pattern.columns, curved.row_factors, curved.row_costs)
         pattern = even_pattern(pattern, not settings.use_column_steps, not settings.use_row_steps)
         scale = self._unit(row_weights is not None and settings.use_sensitivity) * step
-        container = self._container(weights, pattern, scale, self._n_matrices(name) > 1)
+        on_trellis = self._may_trellis(rows, self._n_matrices(name))
+        if on_trellis:
+            scale *= FINE_STEP
+        container = self._container(weights, pattern, scale, self._n_matrices(name) > 1, on_trellis)
         if not settings.use_gptq:
             factor = Factor(
                 np.diag(factor.diagonal).astype(np.float32), factor.diagonal, factor.damp_frac, factor.n_dead, factor.is_diagonal
             )
         scales, sub_scales = split_steps(container, pattern.sub_block_steps(scale, container.sub_columns))
-        return _Prepared(name, matrix * rows, (rows, columns), container, factor, scales, sub_scales, pattern, fallback)
+        return _Prepared(
+            name, matrix * rows, (rows, columns), container, factor, scales, sub_scales, pattern, fallback, on_trellis
+        )
+
+    def _may_trellis(self, rows: int, n_matrices: int) -> bool:
+        """Return whether a matrix is rounded down a trellis: paths are as long as row groups, so experts must be whole ones."""
+        asked = self.settings.container
+        is_wide = asked == "auto" or find_container(asked).may_trellis
+        return self.settings.use_trellis and is_wide and (n_matrices == 1 or rows % TILE_ROWS == 0)
 
     def _unit(self, is_curved: bool) -> float:
         """Return what a global step of 1 is: see `steps`."""
         return float(np.sqrt(24 * TARGET_DIVERGENCE / self.n_weights)) if is_curved else 0.5
 
-    def _container(self, weights: np.ndarray, pattern: StepPattern, scale: float, is_expert: bool) -> Container:
+    def _container(
+        self, weights: np.ndarray, pattern: StepPattern, scale: float, is_expert: bool, on_trellis: bool
+    ) -> Container:
         """Return the container: the one asked for where rows fit, or the narrowest in which few sub-blocks are widened.
 
         The experts of a tensor need one container for all of them, which is the widest.
@@ -367,7 +378,7 @@ class TunedQuantizer:
         reach = pattern.sub_block_steps(scale, 32) * pattern.row_factors[:, None]
         blocks = weights.reshape(len(weights), -1, 32)
         needed = np.maximum(blocks.max(axis=2), -blocks.min(axis=2)) / reach
-        choices = [c for c in CONTAINERS.values() if c.block_columns == 32 and not c.has_min]
+        choices = [c for c in CONTAINERS.values() if c.block_columns == 32 and not c.has_min and c.may_trellis >= on_trellis]
         fitting = [c for c in choices if np.mean(needed > c.highest) <= DEFAULT_WIDENED]
         return min(fitting, key=lambda c: c.bits, default=widest)
 
@@ -376,11 +387,11 @@ class TunedQuantizer:
         weights = self._source.rows(tensor.name, tensor.first_row + rows.start, tensor.first_row + rows.stop)
         found = quantize_rows(
             weights, tensor.factor, tensor.container, tensor.scales, tensor.sub_scales, tensor.pattern.row_factors[rows],
-            rate_weight=self.settings.rate_weight, widen=self.settings.use_widening,
+            rate_weight=self.settings.rate_weight, widen=self.settings.use_widening, on_trellis=tensor.on_trellis,
+            row_costs=tensor.pattern.row_costs[rows],
         )  # fmt: skip
         packed = pack(tensor.container, found.codes.shape, found.codes, found.scales, found.sub_scales)
-        counts = np.bincount(found.codes.reshape(-1).astype(np.int64) + 128, minlength=256)
-        return _Slab(packed, counts, float(found.loss @ tensor.pattern.row_costs[rows]), found.n_widened)
+        return _Slab(packed, found.counts, float(found.loss @ tensor.pattern.row_costs[rows]), found.n_widened)
 
 
 def _facts(matrix: _Prepared) -> dict[str, Any]:
@@ -413,71 +424,6 @@ def _check_fallbacks(reports: list[dict[str, Any]]) -> None:
     if share > MAX_FALLBACKS:
         shown = ", ".join(lost[:5]) + (" ..." if len(lost) > 5 else "")
         raise QuantizationError(f"{share:.0%} of the weights have no usable Hessian ({shown}): use a longer calibration text")
-
-
-class _Knowledge:
-    """What a file says of the inputs of weights, whichever kind it is."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._curvature: Curvature | None = None
-        self._hessians: Hessians | None = None
-        self.is_tied = False
-        if not is_imatrix(path) and read_safetensors(path)[1].get("format") == FORMAT:
-            self._curvature = Curvature(path)
-            return
-        self._hessians = Hessians.load(path)
-        if self._hessians.info.kind == "samples":
-            raise QuantizationError("samples cannot be used here: capture Hessians", path=os.fspath(path))
-
-    def __contains__(self, name: str) -> bool:
-        known = self._curvature if self._curvature is not None else self._hessians
-        return known is not None and name in known
-
-    def n_dropped(self, name: str) -> int:
-        """Return how many tokens were left out because something was not finite."""
-        if self._curvature is not None:
-            return self._curvature[name].n_dropped if name in self._curvature else 0
-        return self._hessians.n_dropped(name) if self._hessians is not None and name in self._hessians else 0
-
-    def of(self, name: str, matrix: int, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None, float, str | None]:
-        """Return Hessian, row weights (None: unknown), coherence, and what replaced the Hessian (None: nothing)."""
-        rows, columns = shape
-        if self._curvature is not None and name in self._curvature:
-            found = self._curvature[name]
-            if len(found.row_weights) != rows:
-                raise _of_another_model(name, rows, len(found.row_weights))
-            lost = "identity" if found.n_dropped and not found.row_weights.any() else None
-            return _checked(found.hessian, name, columns), found.row_weights, found.coherence, lost
-        if self._hessians is None:
-            return np.eye(columns), None, 1.0, "identity"
-        # A tied embedding is used as the output matrix, under whose name its inputs are captured.
-        key = name
-        if name == EMBEDDING and name not in self._hessians:
-            if not (self.is_tied and OUTPUT in self._hessians):
-                return np.eye(columns), None, 1.0, None  # a table of rows, which have no inputs
-            key = OUTPUT
-        n_rows = np.atleast_1d(self._hessians.n_rows(key))
-        diagonals = np.atleast_2d(_checked(self._hessians.diagonal(key), name, columns))
-        if not matrix < len(n_rows) == len(diagonals):
-            raise QuantizationError("what is known of the inputs is not by expert: capture Hessians", tensor=name)
-        if n_rows[matrix] < min(MIN_TOKENS, n_rows.max()) or not n_rows[matrix]:  # an expert that few tokens came to
-            if not n_rows.sum():
-                return np.eye(columns), None, 1.0, "identity"
-            return np.diag(diagonals.sum(axis=0) / n_rows.sum()), None, 1.0, "diagonal of all experts"
-        if self._hessians.info.kind == "hessian":
-            whole = self._hessians[key]
-            return (whole[matrix] if whole.ndim == 3 else whole) / n_rows[matrix], None, 1.0, None
-        return np.diag(diagonals[matrix] / n_rows[matrix]), None, 1.0, None
-
-
-def _checked(array: np.ndarray, name: str, columns: int) -> np.ndarray:
-    if array.shape[-1] != columns:
-        raise _of_another_model(name, columns, array.shape[-1])
-    return array
-
-
-def _of_another_model(name: str, expected: int, found: int) -> QuantizationError:
-    return QuantizationError("the Hessian is that of another model", tensor=name, expected=expected, found=found)
 
 
 def _file_identity(path: str | os.PathLike[str]) -> list[Any]:
@@ -515,60 +461,3 @@ class _Once:
             self._n_left -= 1
             if self._n_left <= 0:
                 self._value = None
-
-
-class _Journal:
-    """Finished tensors of a run, in a folder: a line of JSON with the report and a hash, then the packed bytes."""
-
-    _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.(tensor|writing)")
-
-    def __init__(self, folder: Path, identity: str) -> None:
-        self._folder = folder
-        self._key = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        self.n_reused = 0
-        folder.mkdir(parents=True, exist_ok=True)
-        self._unlink(lambda name: not name.startswith(self._key) or name.endswith(".writing"))  # of other settings, or not whole
-
-    def _unlink(self, is_wanted: Callable[[str], bool]) -> None:
-        for path in self._folder.iterdir():
-            if self._NAME.fullmatch(path.name) and is_wanted(path.name):
-                path.unlink()
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{self._key}-{hashlib.sha256(name.encode()).hexdigest()[:16]}.tensor"
-
-    def has(self, name: str) -> bool:
-        """Whether a tensor is there, whole."""
-        try:
-            self._read(name)
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
-        return True
-
-    def _read(self, name: str) -> tuple[dict[str, Any], np.ndarray]:
-        line, _, packed = self._path(name).read_bytes().partition(b"\n")
-        entry = json.loads(line)
-        if entry["hash"] != xxhash.xxh3_128_hexdigest(packed):
-            raise ValueError("damaged")
-        return dict(entry["report"]), np.frombuffer(packed, np.uint8)
-
-    def load(self, name: str) -> tuple[dict[str, Any], np.ndarray]:
-        """Return the report and the bytes of a tensor that is there."""
-        self.n_reused += 1
-        return self._read(name)
-
-    def store(self, name: str, report: dict[str, Any], packed: np.ndarray) -> None:
-        """Keep a tensor."""
-        path = self._path(name)
-        temporary = path.with_suffix(".writing")
-        with open(temporary, "wb") as file:
-            entry = {"report": report, "hash": xxhash.xxh3_128_hexdigest(packed.data)}
-            file.write(json.dumps(entry).encode() + b"\n")
-            file.write(packed.data)
-        temporary.replace(path)
-
-    def remove(self) -> None:
-        """Delete the files, and the folder if nothing else is in it."""
-        self._unlink(lambda name: True)
-        with suppress(OSError):
-            self._folder.rmdir()

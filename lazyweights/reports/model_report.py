@@ -36,7 +36,7 @@ DEFAULT_FORMATS = (
 )  # fmt: skip
 DEFAULT_BUDGETS = (1.0, 2.0, 5.0, 10.0)
 CALIBRATION_CHUNKS = 64
-MAX_TRIALS = 4
+MAX_TRIALS = 6
 """Steps that are measured for one budget at most."""
 
 
@@ -265,13 +265,13 @@ class _Run:
 
     def tuned_points(self) -> list[Point]:
         """The tuned points of all budgets, those of earlier runs included."""
-        from lazyweights.quant.tuned import TunedQuantizer  # here, because it compiles kernels
+        from lazyweights.quant.tuned import METHOD_VERSION, TunedQuantizer  # here, because it compiles kernels
 
         if self.calibration.tuned_facts() is None:
             self._leave_out("tuned", "it needs to know the inputs of weights: give a text to measure them on, or a file")
             return []
         facts = {"settings": dict(self.options.tuned_settings), "hessians": self.calibration.tuned_facts()}
-        family = self._key(TUNED, facts)
+        family = self._key(TUNED, {**facts, "method": METHOD_VERSION})
         points = {point.key: point for point in self.store.of_family(family)}
         self.n_reused += len(points)
         for point in points.values():

@@ -8,6 +8,7 @@ import pytest
 from lazyweights.quant.containers import CONTAINERS, split_steps
 from lazyweights.quant.factors import factorize
 from lazyweights.quant.gptq import QuantizedRows, quantize_rows
+from lazyweights.quant.trellis_rounding import FINE_STEP
 
 Q8_0 = CONTAINERS["Q8_0"]
 
@@ -87,6 +88,55 @@ def test_no_sub_block_gets_narrower() -> None:
     assert steps[0] * 7 >= 1000.0 * 0.97
     assert steps[1:].min() >= 0.05 * 5 * 0.999
     assert np.abs(found.codes[0, 32:] * np.repeat(steps, 32)[32:] - weights[0, 32:]).max() <= steps[1] / 2
+
+
+def test_a_wider_step_keeps_the_low_bits_of_its_scale() -> None:
+    """It grows by quarters of octaves, which change the upper mantissa bits only, and no further than it has to."""
+    rng = np.random.default_rng(4)
+    weights = rng.uniform(-1, 1, (40, 96)).astype(np.float32)
+    scales, sub_scales = split_steps(Q8_0, np.full(3, 0.0213))
+    weights[::2, 40] = np.geomspace(scales[0] * 127.5, scales[0] * 127 * 300, 20)
+    found = quantize_rows(weights, factorize(np.eye(96), 0.0), Q8_0, scales, sub_scales, np.ones(40))
+    bits = found.scales.astype(np.float16).view(np.uint16).astype(int)
+    ours = int(np.float16(scales[0]).view(np.uint16))
+    assert (found.scales.astype(np.float16) == found.scales).all()
+    assert set((bits[:, 0] - ours).tolist()) == set((bits[1::2, 1] - ours).tolist()) == {0}
+    assert set(((bits[::2, 1] - ours) % 256).tolist()) == {0}
+    needed = weights[::2, 40] / 127
+    assert (found.scales[::2, 1] >= needed).all()
+    assert (found.scales[::2, 1] <= 1.26 * needed).all()
+    assert found.n_widened == 20
+    assert np.abs(found.codes * np.repeat(found.scales, 32, axis=1) - weights).max() <= found.scales.max() / 2
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K", "Q5_0"])
+def test_on_a_trellis_codes_obey_it_and_cost_less(name: str) -> None:
+    """Of two neighbouring codes one is allowed, row groups start anew, and later columns make up for the errors as ever."""
+    weights, hessian = layer(130, 512)
+    container = CONTAINERS[name]
+    factor, ones = factorize(hessian), np.ones(130)
+
+    def entropy(found: QuantizedRows) -> float:
+        counts = found.counts[found.counts > 0]
+        assert counts.sum() == weights.size
+        return float(-(counts / weights.size * np.log2(counts / weights.size)).sum())
+
+    def quantize(step: float, on_trellis: bool) -> QuantizedRows:
+        scales, sub_scales = split_steps(container, np.full(512 // container.sub_columns, step))
+        return quantize_rows(weights, factor, container, scales, sub_scales, ones, on_trellis=on_trellis)
+
+    plain, found = quantize(0.5, False), quantize(0.5 * FINE_STEP, True)
+    for first in (0, 64, 128):
+        state = np.zeros(512, np.int64)
+        for row in found.codes[first : first + 64].astype(np.int64):
+            assert np.array_equal(row & 1, state & 1)
+            state = (state >> 1) ^ np.where(state & 1, 18, 0) ^ np.where(row >> 1 & 1, 4, 0)
+    assert found.loss.sum() == pytest.approx(plain.loss.sum(), rel=0.05)
+    assert entropy(found) < entropy(plain) - 0.1
+    error = found.codes * found.scales.repeat(container.block_columns, 1) * found.sub_scales.repeat(container.sub_columns, 1)
+    error = error.astype(np.float64) - weights
+    damped = hessian + 0.01 * np.diag(hessian).mean() * np.eye(512)
+    assert np.allclose(found.loss, np.einsum("ri,ij,rj->r", error, damped, error), rtol=1e-3)
 
 
 def test_steps_must_fit() -> None:
