@@ -301,6 +301,35 @@ def shared_rows() -> bytes:
     ])  # fmt: skip
 
 
+def trellis_codes() -> bytes:
+    """Tensors of trellis codes whose rows share their scales: signed and unsigned codes, a last row group of odd rows."""
+
+    def with_trellis(indices: np.ndarray) -> np.ndarray:
+        """Codes of these indices, (rows, columns)."""
+        codes = np.empty_like(indices)
+        for first in range(0, len(indices), 64):
+            states = np.zeros(indices.shape[1], np.int64)
+            for row in range(first, min(first + 64, len(indices))):
+                codes[row] = 2 * indices[row] + (states & 1)
+                states = states >> 1 ^ 18 * (states & 1) ^ 4 * (indices[row] & 1)
+        return codes
+
+    def signed(planes: dict[str, np.ndarray]) -> None:
+        planes["scale"][:] = 0x2C00
+        indices = Numbers("signed").bell(32 * 137, 32).reshape(137, 32) * (1 + np.arange(32) % 3) >> 5
+        planes["codes"] = (with_trellis(indices) & 255).reshape(planes["codes"].shape).astype(np.uint8)
+
+    def unsigned(planes: dict[str, np.ndarray]) -> None:
+        planes["scale"][:] = 0x2D80
+        indices = 8 + (Numbers("unsigned").bell(32 * 130, 32).reshape(130, 32) * (1 + np.arange(32) % 2) >> 5)
+        planes["codes"] = with_trellis(np.clip(indices, 0, 15)).reshape(planes["codes"].shape).astype(np.uint8)
+
+    return build_gguf([
+        made_up_tensor("a.weight", "Q8_0", (32, 137), signed),
+        made_up_tensor("b.weight", "Q5_0", (32, 130), unsigned),
+    ])  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Source:
     """A source and the preset of its golden."""
@@ -315,6 +344,7 @@ SOURCES = {
     "unit_preset": Source(unit_preset, "unit"),
     "filtered_header": Source(filtered_header),
     "shared_rows": Source(shared_rows),
+    "trellis_codes": Source(trellis_codes),
 }
 
 

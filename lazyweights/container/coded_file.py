@@ -36,6 +36,7 @@ from lazyweights.container.tensor_coder import (
     HUFFMAN,
     LOW_CODED,
     SHARED,
+    SHARED_TRELLIS,
     HalfMode,
     TensorCoder,
     TensorPlan,
@@ -187,9 +188,10 @@ class Head:
 
 def _pack_plan(plan: TensorPlan) -> bytes:
     modes = [mode.low | mode.sign << 1 for mode in plan.modes]
-    numbers = pack_numbers([plan.table_set, plan.coder, *modes, *plan.bases])
-    packed = numbers + plan.side_tables.tobytes() + plan.cell_tables.tobytes()
     shared = plan.shared
+    coder = SHARED_TRELLIS if shared is not None and shared.is_trellis else plan.coder
+    numbers = pack_numbers([plan.table_set, coder, *modes, *plan.bases])
+    packed = numbers + plan.side_tables.tobytes() + plan.cell_tables.tobytes()
     if shared is None:
         return packed
     packed += pack_numbers([shared.row_base, shared.row_table, len(shared.references)])
@@ -203,9 +205,14 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
     table_set = r.number()
     if table_set >= len(table_sets):
         raise FormatError("a plan names a table set that is not there", expected=f"< {len(table_sets)}", found=table_set)
-    cell_coder = r.number(SHARED)
+    cell_coder = r.number(SHARED_TRELLIS)
+    is_trellis = cell_coder == SHARED_TRELLIS
+    if is_trellis:
+        cell_coder = SHARED
     if cell_coder == SHARED and not coder.layout.may_share_rows:
         raise FormatError("a plan shares rows of a type whose scales are no halves")
+    if is_trellis and not coder.layout.may_have_trellis:
+        raise FormatError("a plan has trellis codes of a type with several codes to a symbol")
     modes = []
     for _ in coder.layout.halves:
         value = r.number(5)
@@ -219,7 +226,7 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
         raise FormatError("a plan names a table that is not there", expected=f"< {n_tables}", found=found)
     tables = np.frombuffer(packed, np.uint8)
     side_tables, cell_tables = tables[: 32 * n_sides].reshape(n_sides, 32), tables[32 * n_sides :]
-    shared = _unpack_shared(r, coder, tuple(modes), n_tables) if cell_coder == SHARED else None
+    shared = _unpack_shared(r, coder, tuple(modes), n_tables, is_trellis) if cell_coder == SHARED else None
     by_rans = cell_tables if cell_coder != HUFFMAN else cell_tables[:0]
     if shared is not None:
         by_rans = np.concatenate([by_rans, side_tables[:, 0], [shared.row_table]])
@@ -228,7 +235,9 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
     return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder, shared)
 
 
-def _unpack_shared(r: NumberReader, coder: TensorCoder, modes: tuple[HalfMode, ...], n_tables: int) -> SharedRows:
+def _unpack_shared(
+    r: NumberReader, coder: TensorCoder, modes: tuple[HalfMode, ...], n_tables: int, is_trellis: bool
+) -> SharedRows:
     if any(mode.low != LOW_CODED for mode in modes):
         raise FormatError("a plan shares rows but does not code all of their scales")
     row_base, row_table = r.number(255), r.number(n_tables - 1)
@@ -241,7 +250,7 @@ def _unpack_shared(r: NumberReader, coder: TensorCoder, modes: tuple[HalfMode, .
     highest = int(columns.max())
     if highest >= N_COLUMN_CLASSES:
         raise FormatError("a plan has a column class that is not there", expected=f"< {N_COLUMN_CLASSES}", found=highest)
-    return SharedRows(references, columns, row_base, row_table)
+    return SharedRows(references, columns, row_base, row_table, is_trellis)
 
 
 def pack_head(head: Head) -> bytes:

@@ -339,7 +339,9 @@ def _find_shared(
         for first in sample_groups(span.n_rows * span.outer, span.row_bytes):
             rows = min(TILE_ROWS, span.n_rows * span.outer - first)
             parts.append(_read_rows(source, span, offset + first * span.row_bytes, rows))
-        return i, find_shared_rows(coder, np.concatenate(parts))
+        # The row groups of a sample run on from one outer index to the next, those of a tensor do not.
+        are_whole = span.outer == 1 or span.n_rows % TILE_ROWS == 0
+        return i, find_shared_rows(coder, np.concatenate(parts), may_have_trellis=are_whole)
 
     found = ordered_map(find, first_rows, threads)
     return {i: shared for i, shared in found if shared is not None}

@@ -16,7 +16,7 @@ from lazyweights.container.gguf_scan import Scan, read_metadata
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.jobs import ProgressCallback, thread_count
 from lazyweights.container.reader import CodedFile
-from lazyweights.container.tensor_coder import is_codable
+from lazyweights.container.tensor_coder import TensorPlan, is_codable
 from lazyweights.container.unit_codec import encode_verbatim, tensor_coder
 from lazyweights.errors import LazyWeightsError
 
@@ -37,11 +37,13 @@ class TensorReport:
     coded_bytes : int or None
         Payload and unit table entries; None where it is not known.
     entropy_bits : float or None
-        Order-0 entropy of the codes, bits per weight (floats: exponent and raw bits together).
+        Order-0 entropy of the codes, bits per weight (trellis codes: of their indices; floats: exponent and raw bits together).
     payload_bpw : float or None
         Bits per weight of the codes alone, coded.
     bpw : float
         Bits per weight with scales, padding and index; of the source where the coded size is not known.
+    is_trellis : bool
+        Whether the tensor is coded by the indices of trellis codes; False where that is not known.
     """
 
     name: str
@@ -53,6 +55,7 @@ class TensorReport:
     entropy_bits: float | None
     payload_bpw: float | None
     bpw: float
+    is_trellis: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,10 @@ def inspect_file(
         raise
 
 
+def _is_trellis(plan: TensorPlan | None) -> bool:
+    return plan is not None and plan.shared is not None and plan.shared.is_trellis
+
+
 def _count(shape: tuple[int, ...]) -> int:
     n = 1
     for size in shape:
@@ -155,6 +162,7 @@ def _inspect_coded(path: str, max_array: int | None) -> FileReport:
                     TensorReport(
                         t.name, type_name(t.type_id), t.shape, n_weights, t.n_bytes, coded,
                         span.entropy_millibits / 1000, span.code_bits / n_weights, 8 * coded / n_weights,
+                        _is_trellis(span.plan),
                     )
                 )
             else:
@@ -220,6 +228,7 @@ def _inspect_gguf(
             TensorReport(
                 t.name, type_name(t.type_id), t.shape, n_weights, t.n_bytes, coded, entropy, payload,
                 8 * (coded if coded is not None else t.n_bytes) / max(n_weights, 1),
+                _is_trellis(plans.get(i)) if plans is not None else False,
             )
         )
     overhead = None
@@ -247,7 +256,8 @@ def _sampled(source: Source, scan: Scan) -> dict[int, planning.SpanStatistics]:
         if tensor is None or not is_codable(tensor.type_id, tensor.shape):
             continue
         coder = tensor_coder(tensor.type_id, tensor.shape[0])
-        rows = min(SAMPLE_ROWS, scanned.n_bytes // coder.row_bytes)
+        n_rows = scanned.n_bytes // coder.row_bytes
+        rows = min(SAMPLE_ROWS, n_rows)
         packed = np.frombuffer(source.read(scanned.offset, rows * coder.row_bytes), np.uint8).reshape(rows, -1)
-        found[i] = planning.sample_statistics(coder, packed)
+        found[i] = planning.sample_statistics(coder, packed, n_rows)
     return found

@@ -15,6 +15,7 @@ from lazyweights.codecs.table_pool import MAX_TABLES, NO_OWNER, build_pool, code
 from lazyweights.container.coded_file import TableSet
 from lazyweights.container.count_kernels import total_counts, used_rows
 from lazyweights.container.shared_planning import SharedCounted, plan_shared
+from lazyweights.container.shared_rows import first_rows_share, may_share, trellis_indices
 from lazyweights.container.stream_layout import (
     FORCED_ABS_127,
     FORCED_BITS,
@@ -96,7 +97,8 @@ class SpanStatistics:
     Attributes
     ----------
     entropy_millibits : int
-        Order-0 entropy of the codes (for floats: exponent and raw bits), thousandths of a bit per weight.
+        Order-0 entropy of the codes (of trellis codes: of their indices; for floats: exponent and raw bits), thousandths of a
+        bit per weight.
     code_bits : int
         Bits that the codes take when coded, without scales, tables and index.
     coded_bits : int
@@ -276,8 +278,10 @@ class Planner:
             n_rows = c.source_bytes // c.coder.row_bytes
             state_bits = (RANS_STATE_BITS + RANS_TAIL_BITS) * min(N_LANES, -(-n_rows // (2 * c.n_units))) * c.n_units
             entropy = sum(entropy_bits_q16(row) for row in c.code_counts) >> 16
+            n_counted = max(c.n_weights - c.counts.raw_rows * c.coder.columns, 1)
+            raw_bits = 8 * c.counts.raw_rows * c.coder.row_bytes
             self.statistics[c.index] = SpanStatistics(
-                1000 * entropy // c.n_weights, planned.code_bits, planned.code_bits + planned.side_bits + state_bits
+                1000 * entropy // n_counted, planned.code_bits, planned.code_bits + planned.side_bits + state_bits + raw_bits
             )
             bits = self.statistics[c.index].coded_bits + c.n_units * UNIT_BITS + PLAN_BITS
             if bits < 8 * c.source_bytes * (1 - MIN_SAVING):
@@ -407,9 +411,13 @@ def _fill_unused(numbers: np.ndarray, used: np.ndarray) -> None:
         numbers[:] = numbers[np.maximum.accumulate(last)]
 
 
-def sample_statistics(coder: TensorCoder, packed: np.ndarray) -> SpanStatistics:
-    """Return the entropy of the codes in some packed rows, uint8 (rows, row_bytes); sizes are 0 (not known)."""
-    counts = coder.symbol_counts(packed)
+def sample_statistics(coder: TensorCoder, packed: np.ndarray, n_rows: int) -> SpanStatistics:
+    """Return the entropy of the codes in the first of `n_rows` packed rows, uint8 (rows, row_bytes); sizes are 0 (not known)."""
+    indices = trellis_indices(coder, packed) if may_share(coder, n_rows) else None
+    if indices is not None and first_rows_share(coder, packed):
+        counts = np.bincount(indices.ravel(), minlength=256)[None]
+    else:
+        counts = coder.symbol_counts(packed)
     n_weights = packed.shape[0] * coder.columns
     wide = sum(n * b for name, n, b in coder.raw_planes if name in ("low", "sign_mantissa"))
     entropy = (sum(entropy_bits_q16(row) for row in counts) >> 16) + wide * packed.shape[0] * coder.n_blocks

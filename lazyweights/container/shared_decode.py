@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit, uint32
 
 from lazyweights.codecs.rans import decode_rans_phase, decode_rows_phase
+from lazyweights.codecs.trellis import from_indices
 from lazyweights.container.group_decode import _finish_groups
 from lazyweights.container.group_encode import side_offsets_of
 from lazyweights.container.row_join import DIRECT, JOIN_OF_TYPE, join_rows
@@ -84,6 +85,7 @@ def decode_shared_groups(
     cell_offsets: np.ndarray,
     references: np.ndarray,
     columns: np.ndarray,
+    is_trellis: bool,
     rans_tables: np.ndarray,
     half_values: np.ndarray,
     byte_values: np.ndarray,
@@ -98,7 +100,7 @@ def decode_shared_groups(
     ----------
     side_offsets : int32 (n_sides, 32), of which the first of each plane counts; row_offset : int, that of the row symbols; both
         in `rans_tables`
-    references, columns : of `shared_rows.SharedRows`
+    references, columns, is_trellis : of `shared_rows.SharedRows`
     others : as for `group_decode.decode_groups`
     """
     n_blocks = meta[0]
@@ -122,6 +124,7 @@ def decode_shared_groups(
     ends = np.zeros(1, np.int64)
     bases = np.zeros(2, np.int64)
     strides = np.zeros(2, np.int64)
+    trellis_states = np.zeros((n_cells - 1) * stride + meta[2] if is_trellis else 0, np.uint8)
     half_words = words.view(np.uint16)
     limit = half_words.size
     row_bytes = symbols.shape[1]
@@ -170,6 +173,9 @@ def decode_shared_groups(
             for row in range(rows):
                 last = states[k, row >> 1] >> uint32(0 if row & 1 else 8)
                 flat_symbols[first + row * row_bytes] = last & uint32(255)
+            if is_trellis:
+                # Bytes between the codes of packed blocks are taken along, so that a row is one run: they are written below.
+                from_indices(flat_symbols, 64 * (g + k) * row_bytes + offset, row_bytes, rows, trellis_states)
             ends[0] = (pos[k] + 1) // 2
             _finish_groups(
                 g + k, 1, rows, words, starts, sizes, ends, 0, False, positions, no_bits, nothing_held, states[k, :n_lanes],
@@ -197,6 +203,7 @@ def _decode_joined(
     cell_offsets: np.ndarray,
     references: np.ndarray,
     columns: np.ndarray,
+    is_trellis: bool,
     rans_tables: np.ndarray,
     packed: np.ndarray,
     status: np.ndarray,
@@ -215,8 +222,8 @@ def _decode_joined(
         rows = min(256, n_rows - 64 * g)
         decode_shared_groups(
             rows, words, starts[units], sizes[units], kinds[units], meta, sides, halves, byte_fields, raws, levels, side_offsets,
-            row_offset, cell_offsets, references, columns, rans_tables, half_values, byte_values, scratch, (meta[2], 0, False),
-            raw_values, status[units],
+            row_offset, cell_offsets, references, columns, is_trellis, rans_tables, half_values, byte_values, scratch,
+            (meta[2], 0, False), raw_values, status[units],
         )
         join_rows(join, rows, n_blocks, half_values, byte_values, scratch, raw_values, packed[64 * g : 64 * g + rows])
 
@@ -241,7 +248,7 @@ def decode_shared_rows(
     p = coder.parameters(plan.modes, plan.bases)
     of_plan = (
         p.meta, p.sides, p.halves, p.byte_fields, p.raws, p.levels, plan.side_offsets, plan.row_offset, plan.cell_offsets,
-        shared.references, shared.columns, rans_tables,
+        shared.references, shared.columns, shared.is_trellis, rans_tables,
     )
     join = JOIN_OF_TYPE[coder.layout.type_name]
     if join == DIRECT:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lazyweights.codecs import TILE_ROWS
+from lazyweights.codecs import TILE_ROWS, trellis
 from lazyweights.codecs.rans_pool import cluster, own_bits, seed_tables
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ N_CANDIDATES = 32
 
 N_ROUNDS = 3
 
+MIN_ODD = 0.25
+"""Share of the codes that are odd, at least, for trellis codes; half of them are where the state takes turns. It tells them from
+zeros, which obey the trellis too."""
+
 CLASS_COST_BITS = 64
 """What a class of columns must save to be made."""
 
@@ -63,12 +67,15 @@ class SharedRows:
         Level of a row's codes (in 1/8 octaves) that is stored as 0; for the encoder only.
     row_table : int
         Table of the row symbols.
+    is_trellis : bool
+        Whether the symbols that are coded are indices of trellis codes (`lazyweights.codecs.trellis`).
     """
 
     references: np.ndarray
     columns: np.ndarray
     row_base: int
     row_table: int = 0
+    is_trellis: bool = False
 
 
 def may_share(coder: TensorCoder, n_rows: int) -> bool:
@@ -86,20 +93,34 @@ def first_rows_share(coder: TensorCoder, packed: np.ndarray) -> bool:
     return int(different.min(axis=1).sum()) <= MAX_DIFFERENT_AT_FIRST * sides.size
 
 
-def find_shared_rows(coder: TensorCoder, packed: np.ndarray) -> SharedRows | None:
-    """Return what the rows of a sample, uint8 (rows, row_bytes), share; None where they do not."""
+def find_shared_rows(coder: TensorCoder, packed: np.ndarray, may_have_trellis: bool = True) -> SharedRows | None:
+    """Return what the rows of a sample, uint8 (rows, row_bytes), share; None where they do not.
+
+    `may_have_trellis`: whether the sample is made of whole row groups of the tensor, as a trellis runs through them.
+    """
     from lazyweights.container import shared_groups
 
     sides = side_rows(coder, packed)
     references = _references(sides)
     if int(_distances(sides, references).min(axis=1).sum()) > MAX_DIFFERENT * sides.size:
         return None
-    symbols = coder.split(packed).symbols
+    indices = trellis_indices(coder, packed) if may_have_trellis else None
+    symbols = coder.split(packed).symbols if indices is None else indices
     counts = np.zeros((symbols.shape[1], 256), np.int64)
     shared_groups.count_columns(symbols, counts)
-    found = SharedRows(references, _column_classes(counts), 0)
+    found = SharedRows(references, _column_classes(counts), 0, is_trellis=indices is not None)
     widths = np.sort(coder.row_widths(packed, found))
     return replace(found, row_base=max(int(widths[len(widths) // 2]) - 2 * MIDDLE_LEVEL, 0))
+
+
+def trellis_indices(coder: TensorCoder, packed: np.ndarray) -> np.ndarray | None:
+    """Return the indices of the codes of row groups, uint8 (rows, columns); None where these are no trellis codes."""
+    if not coder.layout.may_have_trellis:
+        return None
+    symbols = coder.split(packed).symbols
+    if np.count_nonzero(symbols & 1) < MIN_ODD * symbols.size:
+        return None
+    return symbols if trellis.to_indices(symbols, coder.has_signed_codes).all() else None
 
 
 def sample_groups(n_rows: int, row_bytes: int) -> list[int]:

@@ -135,6 +135,11 @@ class StreamLayout:
         return self.mode in (BY_LEVEL, BY_ZERO_AND_LEVEL) and self.level_steps == 0
 
     @property
+    def may_have_trellis(self) -> bool:
+        """Whether rows may share scales and each symbol is one code: such codes may be trellis codes."""
+        return self.may_share_rows and self.codes_per_symbol == 1
+
+    @property
     def may_repeat(self) -> bool:
         """Whether zstd is asked too: F32 may hold values of fewer bits (norms, mostly), integers may hold anything."""
         return self.codes in ("exponent", "bytes")

@@ -13,7 +13,7 @@ import numpy as np
 
 from lazyweights.blocks.planes import _LAYOUTS as _BLOCK_LAYOUTS
 from lazyweights.blocks.types import GGML_TYPES
-from lazyweights.codecs import TABLE_SIZE, TILE_ROWS
+from lazyweights.codecs import TABLE_SIZE, TILE_ROWS, trellis
 from lazyweights.container.shared_rows import SharedRows
 from lazyweights.container.stream_layout import (
     FORCED_NONE,
@@ -29,7 +29,9 @@ from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress
 N_SIDE_CONTEXTS = 32
 
 LOW_RAW, LOW_CODED = 0, 1
-HUFFMAN, RANS, SHARED = 0, 1, 2
+HUFFMAN, RANS, SHARED, SHARED_TRELLIS = 0, 1, 2, 3
+"""Coders of a plan. SHARED_TRELLIS stands in files only: in memory it is SHARED, and `SharedRows.is_trellis` is set."""
+
 PROB_SCALE = 4096
 SIGN_CLEAR, SIGN_SET, SIGN_STORED = 0, 1, 2
 
@@ -127,16 +129,20 @@ class SharedCounts:
     sides : ndarray of int64, shape (n_sides + 2, 256)
         Of the side planes, the row symbols and the last codes of the rows.
     cells : ndarray of uint32, shape (512, 256)
+    raw_rows : int
+        Rows that are not counted, since their row groups break the trellis of the others and are kept as they are.
     """
 
     shared: SharedRows
     sides: np.ndarray
     cells: np.ndarray
+    raw_rows: int = 0
 
     def add(self, other: SharedCounts) -> None:
         """Add the counts of other rows of the same tensor."""
         self.sides += other.sides
         self.cells += other.cells
+        self.raw_rows += other.raw_rows
 
 
 @dataclass
@@ -472,11 +478,31 @@ class TensorCoder:
         modes = self.shared_modes()
         return self.parameters(modes, (0,) * len(self.side_names(modes)))
 
+    @property
+    def has_signed_codes(self) -> bool:
+        """Whether the codes of a type with scales are two's complement."""
+        return self.layout.code_bits == 8 and self.layout.codes_per_symbol == 1
+
     @functools.cached_property
     def _code_shape(self) -> np.ndarray:
-        layout = self.layout
-        signed = layout.code_bits == 8 and layout.codes_per_symbol == 1
-        return np.array([signed, layout.codes_per_symbol, layout.code_bits], np.int64)
+        return np.array([self.has_signed_codes, self.layout.codes_per_symbol, self.layout.code_bits], np.int64)
+
+    def _split_shared(self, packed: np.ndarray, shared: SharedRows) -> tuple[PlaneArrays, np.ndarray]:
+        """Split packed rows (as for `count`) into what shared rows code of them, and say of which row groups that is.
+
+        Trellis codes become their indices; row groups that break the trellis are left out.
+        """
+        arrays = self.split(packed)
+        if not shared.is_trellis:
+            return arrays, np.ones(-(-len(packed) // TILE_ROWS), np.bool_)
+        coded = trellis.to_indices(arrays.symbols, self.has_signed_codes)
+        if not coded.all():
+            rows = np.repeat(coded, TILE_ROWS)[: len(packed)]
+            arrays = PlaneArrays(
+                np.ascontiguousarray(arrays.half_values[:, rows]), arrays.byte_values[rows], arrays.symbols[rows],
+                arrays.raw_values[rows],
+            )
+        return arrays, coded
 
     def new_shared_counts(self, shared: SharedRows) -> SharedCounts:
         """Return empty counts of a tensor whose rows share their scales."""
@@ -494,12 +520,14 @@ class TensorCoder:
     def _count_shared(self, packed: np.ndarray, counts: SharedCounts) -> np.ndarray:
         from lazyweights.container import shared_groups
 
-        arrays = self.split(packed)
-        p = self._shared_parameters()
         shared = counts.shared
-        widths = np.zeros(len(packed), np.int64)
+        arrays, _ = self._split_shared(packed, shared)
+        p = self._shared_parameters()
+        n_rows = len(arrays.symbols)
+        counts.raw_rows += len(packed) - n_rows
+        widths = np.zeros(n_rows, np.int64)
         shared_groups.count_shared_groups(
-            len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, p.meta, p.sides, p.halves, p.byte_fields,
+            n_rows, arrays.half_values, arrays.byte_values, arrays.symbols, p.meta, p.sides, p.halves, p.byte_fields,
             p.levels, shared.references, shared.columns, shared.row_base, self._code_shape, counts.sides, counts.cells, widths,
         )
         return widths
@@ -538,13 +566,17 @@ class TensorCoder:
         sizes = np.zeros(n_groups, np.int64)
         unforced = np.zeros(n_groups, np.bool_)
         if plan.shared is not None:
-            arrays, shared = self.split(packed), plan.shared
+            shared = plan.shared
+            arrays, coded = self._split_shared(packed, shared)
             out = np.empty(len(packed) * self.row_bytes // 4 + 64, np.uint32)
+            coded_sizes = np.zeros(np.count_nonzero(coded), np.int64)
             shared_groups.encode_shared_groups(
-                len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, p.meta, p.sides, p.halves, p.byte_fields,
-                p.levels, shared.references, shared.columns, shared.row_base, self._code_shape, plan.side_tables,
-                shared.row_table, plan.cell_tables, freqs, self.row_bytes, out, sizes,
+                len(arrays.symbols), arrays.half_values, arrays.byte_values, arrays.symbols, p.meta, p.sides, p.halves,
+                p.byte_fields, p.levels, shared.references, shared.columns, shared.row_base, self._code_shape, plan.side_tables,
+                shared.row_table, plan.cell_tables, freqs, self.row_bytes, out, coded_sizes,
             )
+            sizes[:] = -1
+            sizes[coded] = coded_sizes
             return out, sizes, unforced
         arrays = self.split(packed, plan.bases[0] if plan.bases else 0)
         n_symbols = self.n_cells * self.cell_symbols + sum(self.n_blocks * max(int(n), 1) for n in p.sides[:, 0])
@@ -590,8 +622,9 @@ class TensorCoder:
         if plan.shared is not None:
             shared_decode.decode_shared_groups(
                 n_rows, words, starts, sizes, kinds, p.meta, p.sides, p.halves, p.byte_fields, p.raws, p.levels,
-                plan.side_offsets, plan.row_offset, plan.cell_offsets, plan.shared.references, plan.shared.columns, rans_tables,
-                arrays.half_values, arrays.byte_values, arrays.symbols, (self.cell_symbols, 0, False), arrays.raw_values, status,
+                plan.side_offsets, plan.row_offset, plan.cell_offsets, plan.shared.references, plan.shared.columns,
+                plan.shared.is_trellis, rans_tables, arrays.half_values, arrays.byte_values, arrays.symbols,
+                (self.cell_symbols, 0, False), arrays.raw_values, status,
             )
             self._mask_skipped(arrays, kinds, status)
             self.join(arrays, packed)

@@ -48,7 +48,8 @@ class TensorFacts:
     packed_bytes, coded_bytes : int
         In the GGUF and in the coded file.
     entropy_bits : float or None
-        Order-0 entropy of the codes, bits per weight; of floats, of exponent and raw bits together. None where there are none.
+        Order-0 entropy of the codes, bits per weight; of trellis codes, of their indices; of floats, of exponent and raw bits
+        together. None where there are none.
     first_code : int
         What the first count stands for.
     counts : list of int
@@ -195,7 +196,8 @@ class TensorExaminer:
             self._energies.setdefault(name, comparison.energy)
             error = comparison.error(self._energies[name])
         first, used = _trim(counts, weights.type_id(name)) if has_codes else (0, [])
-        entropy = count_entropy(np.array(used)) if used else report.entropy_bits
+        # Trellis codes are coded by their indices: half of what their own entropy counts is known.
+        entropy = count_entropy(np.array(used)) if used and not report.is_trellis else report.entropy_bits
         return TensorFacts(
             name, report.type_name, report.n_weights, report.source_bytes, report.coded_bytes or 0, entropy, first, used,
             error, PLAIN if comparison is None else comparison.kind,

@@ -96,10 +96,12 @@ def shared_tensor(
     n_references: int = 1,
     doubled: float = 0.0,
     width: float = 4.0,
+    trellis: bool = False,
 ) -> bytes:
     """Return a tensor whose rows share their scales: bells of other widths in each column and row.
 
     `doubled`: share of the blocks (of sub-blocks, where there are sub-scales) whose scale is twice that of the reference.
+    `trellis`: whether the codes are trellis codes, with indices that are bells of half the width.
     """
     type_id = TYPE_BY_NAME[type_name].type_id
     planes_of = split(type_id, random_tensor_bytes(type_id, shape, rng), shape)
@@ -125,12 +127,29 @@ def shared_tensor(
     n = codes.shape[1]
     widths = width * 2.0 ** (rng.uniform(-1, 1, n) + rng.uniform(-0.5, 0.5, (rows, 1)) - np.repeat(shift, n // shift.shape[1], 1))
     bell = np.rint(rng.standard_normal(codes.shape) * widths).astype(np.int64)
-    if bits == 8:
+    if trellis:
+        n_indices = 1 << bits - 1
+        lowest = -n_indices // 2 if bits == 8 else 0
+        indices = np.clip((bell >> 1) + lowest + n_indices // 2, lowest, lowest + n_indices - 1)
+        flat["codes"] = trellis_codes(indices, (*shape, 1)[1]).astype(np.uint8).view(codes.dtype)
+    elif bits == 8:
         flat["codes"] = np.clip(bell, -127, 127).astype(np.int8).view(codes.dtype)
     else:
         flat["codes"] = np.clip(bell + (1 << bits - 1), 0, (1 << bits) - 1).astype(codes.dtype)
     new_planes = {name: flat[name].reshape(plane.shape) for name, plane in planes.items()}
     return join(Planes(type_id, planes_of.shape, new_planes)).tobytes()
+
+
+def trellis_codes(indices: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return the trellis codes with these indices, int64 (rows, columns), in row groups of a tensor of `n_rows` rows."""
+    codes = np.empty_like(indices)
+    states = np.zeros(indices.shape[1], np.int64)
+    for row, of_row in enumerate(indices):
+        if row % n_rows % 64 == 0:
+            states[:] = 0
+        codes[row] = 2 * of_row + states % 2
+        states = states // 2 ^ 18 * (states % 2) ^ 4 * (of_row % 2)
+    return codes
 
 
 def mixed_gguf(seed: int = 0) -> bytes:
@@ -168,6 +187,7 @@ def mixed_gguf(seed: int = 0) -> bytes:
     add("blk.0.attn_norm.weight", "BF16", (576, 3))
     add("blk.1.attn_q.weight", "Q8_0", (192, 128), shared_tensor("Q8_0", (192, 128), rng, n_references=3, doubled=0.1))
     add("blk.1.attn_k.weight", "Q4_K", (256, 128), shared_tensor("Q4_K", (256, 128), rng, doubled=0.1, width=1.0))
+    add("blk.1.attn_v.weight", "Q8_0", (192, 133), shared_tensor("Q8_0", (192, 133), rng, doubled=0.1, trellis=True))
     tensors.append(("rope_freqs.weight", TYPE_BY_NAME["I32"].type_id, (176,), rng.bytes(704)))
     metadata = {
         "general.architecture": "llama",

@@ -255,6 +255,7 @@ class Span:
     side_tables: tuple[bytes, ...] = ()
     cell_tables: bytes = b""
     is_shared: bool = False
+    is_trellis: bool = False
     row_table: int = 0
     references: tuple[bytes, ...] = ()
     classes: bytes = b""
@@ -295,7 +296,7 @@ def read_head(data: bytes, types: dict[int, TypeRow]) -> tuple[list[Span], list[
         r.number(), r.number()  # statistics
         span.codes, span.freqs = sets[r.number()]
         coder = r.number()
-        span.by_rans, span.is_shared = coder == 1, coder == 2
+        span.by_rans, span.is_shared, span.is_trellis = coder == 1, coder in (2, 3), coder == 3
         numbers = [r.number() for _ in span.kind.halves]
         span.modes = tuple((n & 1, n >> 1) for n in numbers)
         n_sides = len(numbers) + sum(low for low, _ in span.modes) + len(span.kind.byte_fields)
@@ -540,6 +541,17 @@ class RowGroup:
             assert state >> 16 == 1
             symbols.append(state & 255 if row % 2 else state >> 8 & 255)
         assert lanes.n_taken == len(lanes.words)
+        if span.is_trellis:
+            self.restore_trellis_codes()
+
+    def restore_trellis_codes(self) -> None:
+        """Turn indices into codes: "Trellis codes"."""
+        for column in range(len(self.symbols[0])):
+            state = 0
+            for row in self.symbols:
+                index = row[column]
+                row[column] = (2 * index + state % 2) % 256
+                state = state // 2 ^ (18 if state % 2 else 0) ^ (4 if index % 2 else 0)
 
     def side_plane(
         self, lanes: Lanes, index: int, columns: int, context: str, previous: list[list[int]]

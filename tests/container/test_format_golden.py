@@ -383,13 +383,13 @@ def without_freqs(table_set: TableSet) -> TableSet:
     return TableSet(table_set.lengths, np.zeros_like(table_set.freqs))
 
 
-def with_shared(**fields: Any) -> bytes:
-    """Return the golden of shared rows with what the rows of its Q8_0 tensor share changed."""
+def with_shared(type_name: str = "Q8_0", **fields: Any) -> bytes:
+    """Return the golden of shared rows with what the rows of its tensor of a type share changed."""
     head = parts("shared_rows").unpack()
-    plan = head.spans[first_coded(head, "Q8_0")].plan
+    plan = head.spans[first_coded(head, type_name)].plan
     assert plan is not None
     assert plan.shared is not None
-    return with_plan("shared_rows", "Q8_0", shared=dataclasses.replace(plan.shared, **fields))
+    return with_plan("shared_rows", type_name, shared=dataclasses.replace(plan.shared, **fields))
 
 
 def unpackable_planes() -> bytes:
@@ -480,7 +480,7 @@ RULES: dict[str, list[Attack]] = {
     "D4": [
         lambda: with_raw_head(TINY, lambda head: b"\x80" * 10 + b"\0" + head[1:]),
         lambda: with_span(TINY, 0, n_bytes=1 << 62),
-        lambda: with_plan(TINY, "Q8_0", coder=3),
+        lambda: with_plan(TINY, "Q8_0", coder=4),
         lambda: with_shared(row_base=256),
         lambda: with_shared(row_table=254),
         lambda: with_shared(references=np.zeros((17, 4), np.uint8)),
@@ -528,10 +528,12 @@ RULES: dict[str, list[Attack]] = {
     ],
     "D18": [
         lambda: with_plan(TINY, "F16", coder=2),
+        lambda: with_plan(TINY, "F16", coder=3),
         lambda: with_plan("shared_rows", "Q8_0", modes=(HalfMode(0, 0),), bases=(0,)),
         lambda: with_shared(references=np.zeros((0, 4), np.uint8)),
         lambda: with_shared(columns=np.full(64, 32, np.uint8)),
     ],
+    "D19": [lambda: with_shared("Q4_K", is_trellis=True)],
     "U1": [lambda: flip(golden(TINY), golden(TINY).index(parts(TINY).table().tobytes()) + 5)],
     "U2": [
         lambda: with_table(TINY, lambda table: np.concatenate([table, table[-1:]])),

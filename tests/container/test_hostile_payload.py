@@ -386,19 +386,28 @@ def test_nonsense_plans(type_name: str, kernels: str, tmp_path: Path, count_case
     count_cases(f"plans of nonsense, {kernels} kernels", 40)
 
 
-@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K", "Q3_K", "Q5_0", "Q6_K"])
+@pytest.mark.parametrize(
+    ("type_name", "trellis"),
+    [*((name, False) for name in ("Q8_0", "Q4_K", "Q3_K", "Q5_0", "Q6_K")), *((name, True) for name in ("Q8_0", "Q5_1", "Q6_K"))],
+)
 @pytest.mark.usefixtures("no_checksums")
-def test_nonsense_with_shared_rows(type_name: str, kernels: str, tmp_path: Path, count_cases: CountCases) -> None:
-    """Payloads and plans of nonsense of tensors whose rows share their scales."""
+def test_nonsense_with_shared_rows(
+    type_name: str, trellis: bool, kernels: str, tmp_path: Path, count_cases: CountCases
+) -> None:
+    """Payloads and plans of nonsense of tensors whose rows share their scales, with and without trellis codes."""
     type_id, shape = TYPE_BY_NAME[type_name].type_id, (256, 201)
     rng = np.random.default_rng([48, type_id])
-    source = build_gguf([("a", type_id, shape, shared_tensor(type_name, shape, rng, n_references=2, doubled=0.1, width=0.5))])
+    width = 1.0 if trellis else 0.5
+    data = shared_tensor(type_name, shape, rng, n_references=2, doubled=0.1, width=width, trellis=trellis)
+    source = build_gguf([("a", type_id, shape, data)])
     whole = Parts.of(encode_bytes(source, tmp_path))
     head = whole.unpack()
     i = first_coded(head, type_name)
     plan = head.spans[i].plan
     assert plan is not None
     assert plan.coder == SHARED
+    assert plan.shared is not None
+    assert plan.shared.is_trellis == trellis
     layout = layout_of(whole.seal())
     _, units = coded_span(layout, "a")
     for k in range(60):
