@@ -18,6 +18,7 @@ from lazyweights.container.stream_layout import STREAM_LAYOUTS
 from lazyweights.container.tensor_coder import HUFFMAN, SHARED, SharedCounts
 from lazyweights.container.unit_codec import tensor_coder
 from lazyweights.errors import FormatError, LazyWeightsError
+from lazyweights.reports.tensor_facts import TensorExaminer, count_entropy
 from tests.container.coded_samples import (
     Parts,
     change_plane,
@@ -149,6 +150,21 @@ def test_reports(tmp_path: Path, without_trellis: pytest.MonkeyPatch) -> None:
     assert measured.coded_bytes is not None
     assert estimated.coded_bytes is not None
     assert abs(measured.coded_bytes - estimated.coded_bytes) < measured.coded_bytes // 50
+
+
+def test_facts_of_a_report(tmp_path: Path) -> None:
+    """Histograms are those of the codes, entropies those of what is coded."""
+    shape = (256, 192)
+    type_id = TYPE_BY_NAME["Q6_K"].type_id
+    data = shared_tensor("Q6_K", shape, np.random.default_rng(96), width=6.0, trellis=True)
+    encode_bytes(gguf_of("Q6_K", shape, data), tmp_path)
+    with TensorExaminer(tmp_path / "sample.gguf", None) as examiner:
+        (facts,) = examiner.examine(tmp_path / "sample.gguf.lw", with_errors=False)
+    codes = split(type_id, data, shape).planes["codes"].ravel()
+    assert facts.first_code == codes.min()
+    assert facts.counts == np.bincount(codes)[codes.min() :].tolist()
+    assert facts.entropy_bits == inspect_file(tmp_path / "sample.gguf.lw").tensors[0].entropy_bits
+    assert facts.entropy_bits == pytest.approx(count_entropy(np.bincount(codes >> 1)), abs=0.002)
 
 
 def test_entropy_of_a_sample(tmp_path: Path) -> None:
