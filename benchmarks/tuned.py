@@ -32,11 +32,12 @@ STEP = 1.0
 SIZE_TOLERANCE = 0.01
 SCRATCH_BYTES = 5_000_000_000
 PLAIN = {
-    "use_gptq": False, "use_trellis": False, "use_widening": False, "use_column_steps": False, "use_row_steps": False,
-    "use_sensitivity": False,
+    "use_gptq": False, "use_order": False, "use_trellis": False, "use_widening": False, "use_column_steps": False,
+    "use_row_steps": False, "use_sensitivity": False,
 }  # fmt: skip
 PARTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("without GPTQ: rounding to nearest", "curvature", {"use_gptq": False}),
+    ("columns in the order of the file", "curvature", {"use_order": False}),
     ("without the trellis: each code to the nearest", "curvature", {"use_trellis": False}),
     ("without wider steps for outliers", "curvature", {"use_widening": False}),
     ("one step for all columns of a row", "curvature", {"use_column_steps": False}),

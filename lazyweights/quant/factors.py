@@ -42,6 +42,41 @@ class Factor:
     is_diagonal: bool
 
 
+def large_first(diagonal: np.ndarray, block_columns: int, sub_columns: int) -> np.ndarray:
+    """Return an order of columns in which those with large inputs come first, while blocks and their sub-blocks stay together.
+
+    Errors of early columns are made up for by many later ones.
+
+    Parameters
+    ----------
+    diagonal : numpy.ndarray
+        (n,), that of the Hessian.
+    block_columns, sub_columns : int
+        Columns of a block and of its sub-blocks; n is a multiple of both.
+
+    Returns
+    -------
+    numpy.ndarray
+        int64 (n,), the columns in their new order.
+
+    Examples
+    --------
+    >>> large_first(np.array([1.0, 2.0, 5.0, 3.0]), 2, 2).tolist()
+    [2, 3, 1, 0]
+    """
+    keys = [-diagonal]
+    for width in (sub_columns, block_columns):
+        means = diagonal.reshape(-1, width).mean(axis=1)
+        keys += [np.arange(len(means)).repeat(width), -means.repeat(width)]  # the number keeps equally large ones apart
+    return np.lexsort(keys)
+
+
+def spread_within_blocks(diagonal: np.ndarray, sub_columns: int) -> float:
+    """Return what it costs that the columns of a sub-block share a step, bits a weight; `diagonal` is that of U."""
+    columns = np.log2(diagonal).reshape(-1, sub_columns)
+    return float(0.5 * np.log2(np.exp2(2 * (columns.mean(axis=1, keepdims=True) - columns)).mean(axis=1)).mean())
+
+
 def factorize(hessian: np.ndarray, damp_frac: float = 0.01) -> Factor:
     """Factor the inverse of a Hessian.
 

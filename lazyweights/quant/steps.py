@@ -7,8 +7,8 @@ and a code costs ``log2(spread / s)`` bits. Least bits for a given sum of costs 
     s[row, column] = step * U[column, column] / sqrt(row_weight[row] * coherence)
 
 with one global `step`, for all tensors. The predicted divergence is then ``step^2 / 24`` a weight. What is stored allows one step
-per sub-block, so that U enters by its geometric mean there, and rows share the pattern of a tensor up to a factor that is a power
-of the square root of 2.
+per sub-block, so that U enters by the mean of ``1 / U^2`` there, and rows share the pattern of a tensor up to a factor that is a
+power of the square root of 2.
 
 Without gradients (a plain Hessian) the size of a tensor's steps is a share of the root mean square of its weights, by kind of
 tensor; the shares were measured on one small model and are a guess for others.
@@ -56,8 +56,11 @@ class StepPattern:
     row_costs: np.ndarray
 
     def sub_block_steps(self, step: float, sub_columns: int) -> np.ndarray:
-        """Return the steps of sub-blocks, float64 (columns / sub_columns,): geometric means."""
-        return step * np.exp(np.log(self.columns).reshape(-1, sub_columns).mean(axis=1))
+        """Return the steps of sub-blocks, float64 (columns / sub_columns,), with which their weights cost what they should.
+
+        A squared error costs ``1 / columns[j]^2``: of these the mean is taken.
+        """
+        return step / np.sqrt((self.columns.reshape(-1, sub_columns) ** -2.0).mean(axis=1))
 
 
 def curved_pattern(factor: Factor, row_weights: np.ndarray, coherence: float, is_embedding: bool) -> StepPattern:

@@ -27,7 +27,7 @@ from lazyweights.errors import QuantizationError
 from lazyweights.llama.memory_file import model_path
 from lazyweights.quant.containers import CONTAINERS, Container, find_container, pack, split_steps
 from lazyweights.quant.curvature import EMBEDDING, OUTPUT
-from lazyweights.quant.factors import Factor, factorize
+from lazyweights.quant.factors import Factor, factorize, large_first, spread_within_blocks
 from lazyweights.quant.float_source import FLOATS, FloatSource
 from lazyweights.quant.gguf_rewrite import NewTensor, open_gguf, write_gguf
 from lazyweights.quant.gptq import quantize_rows
@@ -43,7 +43,7 @@ TARGET_DIVERGENCE = 0.02
 DEFAULT_WIDENED = 0.002
 """Share of sub-blocks that may need a wider step in a container that is chosen."""
 
-METHOD_VERSION = 2
+METHOD_VERSION = 3
 """Changes when the same step and settings give other bytes: what was finished or measured before is not used then."""
 
 MAX_FALLBACKS = 0.1
@@ -64,7 +64,7 @@ class TunedSettings:
         See `factorize`.
     rate_weight : float
         Cost of a bit in squared steps, see `quantize_rows`.
-    use_gptq, use_trellis, use_widening, use_column_steps, use_row_steps, use_sensitivity, quantize_embedding : bool
+    use_gptq, use_order, use_trellis, use_widening, use_column_steps, use_row_steps, use_sensitivity, quantize_embedding : bool
         Parts of the method, to see what each brings. Without `use_sensitivity` steps go by kind of tensor.
     """
 
@@ -72,6 +72,7 @@ class TunedSettings:
     damp_frac: float = 0.15
     rate_weight: float = 0.0
     use_gptq: bool = True
+    use_order: bool = True
     use_trellis: bool = True
     use_widening: bool = True
     use_column_steps: bool = True
@@ -117,6 +118,7 @@ class _Prepared:
     first_row: int
     shape: tuple[int, int]
     container: Container
+    order: np.ndarray
     factor: Factor
     scales: np.ndarray
     sub_scales: np.ndarray
@@ -318,13 +320,14 @@ class TunedQuantizer:
         all_rows, columns = self._source.shape(name)
         rows = all_rows // self._n_matrices(name)
         hessian, row_weights, coherence, fallback = self._known.of(name, matrix, (rows, columns))
-        factor = factorize(hessian, settings.damp_frac)
+        order, factor = self._ordered(hessian)
         if factor.is_diagonal and factor.n_dead < columns and fallback is None:
             fallback = "diagonal"
         is_embedding = name in (EMBEDDING, OUTPUT)
         weights = self._source.rows(name, matrix * rows, (matrix + 1) * rows)
         if not np.isfinite(weights).all():
             raise QuantizationError("the model has weights that are NaN or infinite here", tensor=name)
+        weights = weights[:, order]
         curved = None if row_weights is None else curved_pattern(factor, row_weights, coherence, is_embedding)
         if curved is not None and settings.use_sensitivity:
             pattern = curved
@@ -345,8 +348,31 @@ class TunedQuantizer:
             )
         scales, sub_scales = split_steps(container, pattern.sub_block_steps(scale, container.sub_columns))
         return _Prepared(
-            name, matrix * rows, (rows, columns), container, factor, scales, sub_scales, pattern, fallback, on_trellis
+            name, matrix * rows, (rows, columns), container, order, factor, scales, sub_scales, pattern, fallback, on_trellis
         )
+
+    def _ordered(self, hessian: np.ndarray) -> tuple[np.ndarray, Factor]:
+        """Return the order in which columns are rounded, int64 (columns,), and the factor of the Hessian in that order.
+
+        Of the order of the file and large inputs first, it is the one in which columns that share a step are more alike.
+        """
+        factor = factorize(hessian, self.settings.damp_frac)
+        order = np.arange(len(hessian))
+        if not self.settings.use_order or factor.is_diagonal:
+            return order, factor
+        block, sub = self._widths(len(hessian))
+        other = large_first(np.diagonal(hessian), block, sub)
+        reordered = factorize(hessian[np.ix_(other, other)], self.settings.damp_frac)
+        if spread_within_blocks(reordered.diagonal, sub) < spread_within_blocks(factor.diagonal, sub):
+            return other, reordered
+        return order, factor
+
+    def _widths(self, columns: int) -> tuple[int, int]:
+        """Return the columns of a block and of a sub-block of a matrix with so many columns."""
+        asked = self.settings.container
+        if asked != "auto" and columns % find_container(asked).block_columns == 0:
+            return find_container(asked).block_columns, find_container(asked).sub_columns
+        return 32, 32
 
     def _may_trellis(self, rows: int, n_matrices: int) -> bool:
         """Return whether a matrix is rounded down a trellis: paths are as long as row groups, so experts must be whole ones."""
@@ -386,11 +412,16 @@ class TunedQuantizer:
         rows = slice(start, min(start + SLAB_ROWS, tensor.shape[0]))
         weights = self._source.rows(tensor.name, tensor.first_row + rows.start, tensor.first_row + rows.stop)
         found = quantize_rows(
-            weights, tensor.factor, tensor.container, tensor.scales, tensor.sub_scales, tensor.pattern.row_factors[rows],
-            rate_weight=self.settings.rate_weight, widen=self.settings.use_widening, on_trellis=tensor.on_trellis,
+            weights[:, tensor.order], tensor.factor, tensor.container, tensor.scales, tensor.sub_scales,
+            tensor.pattern.row_factors[rows], rate_weight=self.settings.rate_weight, widen=self.settings.use_widening, on_trellis=tensor.on_trellis,
             row_costs=tensor.pattern.row_costs[rows],
         )  # fmt: skip
-        packed = pack(tensor.container, found.codes.shape, found.codes, found.scales, found.sub_scales)
+        container, back = tensor.container, np.argsort(tensor.order)
+        packed = pack(
+            container, found.codes.shape, found.codes[:, back],
+            found.scales[:, back[:: container.block_columns] // container.block_columns],
+            found.sub_scales[:, back[:: container.sub_columns] // container.sub_columns],
+        )  # fmt: skip
         return _Slab(packed, found.counts, float(found.loss @ tensor.pattern.row_costs[rows]), found.n_widened)
 
 
