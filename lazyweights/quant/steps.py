@@ -113,3 +113,22 @@ def even_pattern(pattern: StepPattern, over_columns: bool, over_rows: bool) -> S
     if over_rows:
         rows = np.ones_like(rows)
     return StepPattern(columns, rows, pattern.row_costs)
+
+
+def widening_cost(factors: np.ndarray) -> float:
+    """Return what it costs to make steps wider, as a share of the error that all weights have otherwise.
+
+    A step that is f times as wide has f^2 times the error and saves log2(f) bits, which are worth 2 ln 2 errors each.
+
+    Parameters
+    ----------
+    factors : numpy.ndarray
+        Of sub-blocks, f; up to 1 where nothing needs to be wider.
+
+    Examples
+    --------
+    >>> round(widening_cost(np.array([0.5, 1.0, 2.0])), 3)
+    0.538
+    """
+    wider = np.maximum(factors, 1.0)
+    return float(np.mean(wider * wider - 1 - 2 * np.log(wider)))

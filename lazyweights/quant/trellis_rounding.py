@@ -18,6 +18,9 @@ from lazyweights.codecs.trellis import N_STATES, TRANSITIONS
 FINE_STEP = float(np.sqrt(15 / 48))
 """Grid over the step of a plain rounding with the same mean square error: what 4 / 15 of a squared grid is to 1 / 12."""
 
+TRELLIS_GAIN = 0.22
+"""What the trellis saves, as a share of the error that would cost as much: 2 ln 2 times 0.16 bits."""
+
 FAR = np.float32(1e30)
 
 

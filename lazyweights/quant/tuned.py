@@ -33,10 +33,12 @@ from lazyweights.quant.gguf_rewrite import NewTensor, open_gguf, write_gguf
 from lazyweights.quant.gptq import quantize_rows
 from lazyweights.quant.journal import Journal
 from lazyweights.quant.knowledge import Knowledge
-from lazyweights.quant.steps import StepPattern, curved_pattern, even_pattern, relative_pattern
-from lazyweights.quant.trellis_rounding import FINE_STEP
+from lazyweights.quant.steps import StepPattern, curved_pattern, even_pattern, relative_pattern, widening_cost
+from lazyweights.quant.trellis_rounding import FINE_STEP, TRELLIS_GAIN
 
 SLAB_ROWS = 4096
+"""Rows that are quantized together: whole row groups, in which trellises begin anew."""
+
 TARGET_DIVERGENCE = 0.02
 """Divergence per token that a step of 1 is predicted to cost."""
 
@@ -338,7 +340,7 @@ class TunedQuantizer:
                 pattern = StepPattern(pattern.columns, curved.row_factors, curved.row_costs)
         pattern = even_pattern(pattern, not settings.use_column_steps, not settings.use_row_steps)
         scale = self._unit(row_weights is not None and settings.use_sensitivity) * step
-        on_trellis = self._may_trellis(rows, self._n_matrices(name))
+        on_trellis = self._may_trellis(rows, self._n_matrices(name)) and self._pays_trellis(weights, pattern, scale)
         if on_trellis:
             scale *= FINE_STEP
         container = self._container(weights, pattern, scale, self._n_matrices(name) > 1, on_trellis)
@@ -380,6 +382,16 @@ class TunedQuantizer:
         is_wide = asked == "auto" or find_container(asked).may_trellis
         return self.settings.use_trellis and is_wide and (n_matrices == 1 or rows % TILE_ROWS == 0)
 
+    def _pays_trellis(self, weights: np.ndarray, pattern: StepPattern, scale: float) -> bool:
+        """Return whether a trellis brings more than is lost to steps that are wider because its finer grid reaches less far."""
+        container = find_container("Q8_0" if self.settings.container == "auto" else self.settings.container)
+        if weights.shape[1] % container.block_columns:
+            container = find_container("Q8_0")
+        sub_blocks = weights.reshape(len(weights), -1, container.sub_columns)
+        steps = pattern.sub_block_steps(scale, container.sub_columns) * pattern.row_factors[:, None]
+        needed = np.maximum(sub_blocks.max(axis=2), -sub_blocks.min(axis=2)) / (steps * container.highest)
+        return widening_cost(needed / FINE_STEP) < widening_cost(needed) + TRELLIS_GAIN
+
     def _unit(self, is_curved: bool) -> float:
         """Return what a global step of 1 is: see `steps`."""
         return float(np.sqrt(24 * TARGET_DIVERGENCE / self.n_weights)) if is_curved else 0.5
@@ -413,8 +425,8 @@ class TunedQuantizer:
         weights = self._source.rows(tensor.name, tensor.first_row + rows.start, tensor.first_row + rows.stop)
         found = quantize_rows(
             weights[:, tensor.order], tensor.factor, tensor.container, tensor.scales, tensor.sub_scales,
-            tensor.pattern.row_factors[rows], rate_weight=self.settings.rate_weight, widen=self.settings.use_widening, on_trellis=tensor.on_trellis,
-            row_costs=tensor.pattern.row_costs[rows],
+            tensor.pattern.row_factors[rows], rate_weight=self.settings.rate_weight, widen=self.settings.use_widening,
+            on_trellis=tensor.on_trellis, row_costs=tensor.pattern.row_costs[rows],
         )  # fmt: skip
         container, back = tensor.container, np.argsort(tensor.order)
         packed = pack(

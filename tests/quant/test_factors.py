@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lazyweights.quant.factors import factorize
+from lazyweights.quant.factors import factorize, large_first, spread_within_blocks
 
 
 def hessian(n: int, rank: int, seed: int = 0) -> np.ndarray:
@@ -67,3 +67,27 @@ def test_what_is_not_finite_falls_back_to_the_diagonal() -> None:
     assert factor.is_diagonal
     assert np.count_nonzero(factor.upper - np.diag(factor.upper.diagonal())) == 0
     assert np.argsort(factor.diagonal).tolist() == np.argsort(-h.diagonal()).tolist()
+
+
+@pytest.mark.parametrize(("block", "sub"), [(32, 32), (256, 16), (256, 32)])
+def test_large_inputs_come_first_and_blocks_stay_together(block: int, sub: int) -> None:
+    diagonal = np.random.default_rng(2).random(1024)
+    order = large_first(diagonal, block, sub)
+    assert np.array_equal(np.sort(order), np.arange(1024))
+    blocks, subs = order.reshape(-1, block) // block, order.reshape(-1, sub) // sub
+    assert np.array_equal(blocks, np.broadcast_to(blocks[:, :1], blocks.shape))
+    assert np.array_equal(subs, np.broadcast_to(subs[:, :1], subs.shape))
+    assert (np.diff(diagonal.reshape(-1, block).mean(axis=1)[blocks[:, 0]]) <= 0).all()
+    assert (np.diff(diagonal.reshape(-1, sub).mean(axis=1)[subs[:, 0]].reshape(-1, block // sub), axis=1) <= 0).all()
+    assert (np.diff(diagonal[order].reshape(-1, sub), axis=1) <= 0).all()
+
+
+def test_equally_large_units_stay_apart() -> None:
+    assert large_first(np.ones(128), 64, 32).tolist() == list(range(128))
+
+
+def test_spread_within_blocks() -> None:
+    """Where half of the columns matter four times as much, a shared step costs what the mean of the squares says."""
+    assert spread_within_blocks(np.full(64, 0.3), 32) == pytest.approx(0)
+    half = np.where(np.arange(32) % 2, 1.0, 0.5)
+    assert spread_within_blocks(half, 32) == pytest.approx(0.5 * np.log2((1 + 4) / 2) - 0.5)

@@ -24,6 +24,14 @@ def test_equal_costs() -> None:
     assert np.allclose(pattern.row_costs, weights / 2)
 
 
+def test_a_step_of_many_columns_costs_what_theirs_would() -> None:
+    rng = np.random.default_rng(1)
+    pattern = curved_pattern(factorize(np.diag(rng.uniform(0.01, 100, 96)), 0.0), np.ones(4), 1.0, False)
+    steps = pattern.sub_block_steps(1.5, 32)
+    cost = (steps[:, None] / pattern.columns.reshape(3, 32)) ** 2
+    assert cost.mean(axis=1).tolist() == pytest.approx([1.5**2] * 3)
+
+
 def test_coherence_narrows_all_steps() -> None:
     factor, weights = factorize(np.eye(32), 0.0), np.ones(4)
     plain, coherent = (curved_pattern(factor, weights, c, False) for c in (1.0, 4.0))
@@ -51,7 +59,7 @@ def test_relative_pattern_follows_the_weights() -> None:
     pattern = relative_pattern(factor, "attn_q", 3.0, 7)
     assert np.exp(np.log(pattern.columns).mean()) == pytest.approx(3 * 0.36)
     assert pattern.columns[0] / pattern.columns[-1] == pytest.approx(2**0.5, rel=1e-3)
-    assert pattern.sub_block_steps(2.0, 64)[0] == pytest.approx(2 * 3 * 0.36)
+    assert pattern.sub_block_steps(2.0, 1)[[0, -1]].tolist() == pytest.approx((2 * pattern.columns[[0, -1]]).tolist())
     assert np.array_equal(pattern.row_factors, np.ones(7))
 
 

@@ -12,6 +12,9 @@ import pytest
 pytest.importorskip("llama_cpp")
 
 import lazyweights
+from lazyweights.container.decoder import decode_file
+from lazyweights.container.encoder import encode_file
+from lazyweights.container.inspect import inspect_file
 from lazyweights.errors import OutputExistsError, QuantizationError
 from lazyweights.llama.passes import capture
 from lazyweights.llama.perplexity import kl_divergence, perplexity
@@ -27,7 +30,7 @@ TEXT = english(900)
 @pytest.fixture(scope="module", autouse=True)
 def small_slabs() -> object:
     """Several slabs a tensor."""
-    before, tuned.SLAB_ROWS = tuned.SLAB_ROWS, 100
+    before, tuned.SLAB_ROWS = tuned.SLAB_ROWS, 128
     yield
     tuned.SLAB_ROWS = before
 
@@ -149,7 +152,9 @@ def test_experts(tmp_path: Path) -> None:
 
 def test_each_part_of_the_method_can_be_left_out(model: Path, curvature: Path, tmp_path: Path) -> None:
     files = set()
-    switches = ("use_gptq", "use_column_steps", "use_row_steps", "use_sensitivity", "quantize_embedding", "use_widening")
+    switches = (
+        "use_gptq", "use_order", "use_column_steps", "use_row_steps", "use_sensitivity", "quantize_embedding", "use_widening"
+    )  # fmt: skip
     for switch in (None, *switches):
         settings = {"container": "Q4_0", **({} if switch is None else {switch: False})}
         result = quantize(model, curvature, tmp_path / f"{switch}", 1.5, **settings)
@@ -158,6 +163,31 @@ def test_each_part_of_the_method_can_be_left_out(model: Path, curvature: Path, t
         assert ("token_embd.weight" in names) == (switch != "quantize_embedding")
         assert any(report["widened"] > 0 for report in result.tensors) == (switch != "use_widening")
     assert len(files) == 1 + len(switches)
+
+
+def test_the_order_of_columns_is_undone(model: Path, curvature: Path, tmp_path: Path) -> None:
+    """Weights come back where they were: a fine step leaves them all but unchanged."""
+    quantize(model, curvature, tmp_path / "out", 0.02, container="Q8_0")
+    found = weights_of(tmp_path / "out")
+    for name, source in weights_of(model).items():
+        assert np.corrcoef(source.ravel(), found[name].ravel())[0, 1] > 0.999, name
+
+
+def test_codes_on_a_trellis_make_a_smaller_file(model: Path, curvature: Path, tmp_path: Path) -> None:
+    sizes, errors = [], []
+    for use in (True, False):
+        result = quantize(model, curvature, tmp_path / "out", 4.0, container="Q8_0", use_trellis=use)
+        sizes.append(sum(report["entropy_bits"] * report["n_weights"] for report in result.tensors) / result.n_weights)
+        errors.append(result.predicted_kld)
+        encode_file(tmp_path / "out", tmp_path / f"{use}.lw")
+        decode_file(tmp_path / f"{use}.lw", tmp_path / "back", force=True)
+        assert (tmp_path / "back").read_bytes() == (tmp_path / "out").read_bytes()
+        (tmp_path / "out").unlink()
+        coded = {t.name for t in inspect_file(tmp_path / f"{use}.lw").tensors if t.is_trellis}
+        assert ("blk.0.ffn_down.weight" in coded) == use
+    assert sizes[0] < sizes[1] - 0.1
+    assert errors[0] == pytest.approx(errors[1], rel=0.05)
+    assert (tmp_path / "True.lw").stat().st_size < (tmp_path / "False.lw").stat().st_size
 
 
 def test_an_interrupted_run_goes_on(model: Path, curvature: Path, tmp_path: Path) -> None:
