@@ -197,6 +197,7 @@ def _pack_plan(plan: TensorPlan) -> bytes:
 
 
 _BYTES = bytes(range(256))
+_MODES = [HalfMode(value & 1, value >> 1) for value in range(6)]
 
 
 def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]) -> TensorPlan:
@@ -208,8 +209,7 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
         raise FormatError("a plan shares rows of a type whose scales are no halves")
     modes = []
     for _ in coder.layout.halves:
-        value = r.number(5)
-        modes.append(HalfMode(value & 1, value >> 1))
+        modes.append(_MODES[r.number(5)])
     n_sides = len(coder.side_names(tuple(modes)))
     bases = tuple(r.number(255) for _ in range(n_sides))
     packed = r.take(32 * n_sides + 512)
@@ -223,7 +223,7 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
     by_rans = cell_tables if cell_coder != HUFFMAN else cell_tables[:0]
     if shared is not None:
         by_rans = np.concatenate([by_rans, side_tables[:, 0], [shared.row_table]])
-    if not table_sets[table_set].freqs[by_rans].any(axis=1).all():
+    if by_rans.size and not table_sets[table_set].freqs[by_rans].any(axis=1).all():
         raise FormatError("a plan names a table without frequencies for rANS")
     return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder, shared)
 
