@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from lazyweights.codecs.vector_emit import AVAILABLE as JOINS_WORDS
 from lazyweights.container.group_decode import decode_groups
 from lazyweights.container.row_join import DIRECT, JOIN_OF_TYPE, NOT_COMPILED, join_rows
 from lazyweights.container.tensor_coder import RANS, HalfMode, TensorCoder, TensorPlan
@@ -129,6 +130,9 @@ def decode_batch(
         cell_offsets = cell_tables[i].astype(np.int32) * np.int32(4096 if by_rans else 2048)
         packed = out[at : at + n_rows * row_bytes].reshape((n_rows, row_bytes))
         direct = join == 0
+        floats = JOINS_WORDS and join == 6 and width % 32 == 0
+        if floats:
+            raw_width = 0
         chunk = n_units if direct else 4  # row groups that are decoded before they are joined
         chunk_rows = 0 if direct else min(64 * chunk, n_rows)
         n_blocks = meta[i, 0]
@@ -143,9 +147,10 @@ def decode_batch(
             decode_groups(
                 rows, words, starts[units], sizes[units], kinds[units], meta[i], part_sides, part_halves, part_fields, part_raws,
                 levels[i], flat_tables, side_offsets, cell_offsets, part_rans, half_values, byte_values,
-                packed if direct else scratch, (stride, offset, direct), raw_values, status[units],
+                packed if direct else scratch, (stride, offset, direct), raw_values,
+                packed[64 * g : 64 * g + rows] if floats else packed[:0], status[units],
             )
-            if not direct:
+            if not direct and not floats:
                 join_rows(
                     join, rows, n_blocks, half_values, byte_values, scratch, raw_values, packed[64 * g : 64 * g + rows]
                 )

@@ -62,6 +62,10 @@ PLAN_BITS = 8 * 40
 RANS_MIN_SAVING = 1 / 2048
 """Share of a tensor's bytes that rANS must save over a Huffman code."""
 
+RANS_MIN_SAVING_HALVES = 1 / 128
+"""The same for F16 and BF16: most of their symbols are well away from probability one half, half of their bytes are raw and
+go by fast, so that the symbols decide how long decoding takes."""
+
 RANS_STATE_BITS, RANS_TAIL_BITS = 9, 16
 """What the state of a lane costs beside the symbols, on average; and its bits that raw bits fill if there are enough."""
 
@@ -365,7 +369,8 @@ def _choose_rans(batch: list[Counted], lengths: np.ndarray, tables: np.ndarray, 
             continue
         huffman = int(coded_bits(c.counts[cells], mine[cells], effective_lengths(lengths)).sum()) + _overhead_bits(c, False)
         bits = rans_bits(c.counts[cells], mine[cells], candidates) + _overhead_bits(c, True)
-        if huffman - bits > RANS_MIN_SAVING * 8 * c.source_bytes:
+        least = RANS_MIN_SAVING_HALVES if c.coder.layout.codes == "words" else RANS_MIN_SAVING
+        if huffman - bits > least * 8 * c.source_bytes:
             chosen.add(c.index)
             freqs[mine[cells]] = candidates[mine[cells]]
     return chosen

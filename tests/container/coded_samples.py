@@ -185,7 +185,7 @@ SCALAR_KERNELS = {
     "decode_rans_phase": rans.decode_rans_scalar,
     "decode_rows_phase": rans.decode_rows_scalar,
     "unpack_many": bit_kernels.unpack_bits,
-    "VECTOR_CONTEXTS": False,
+    "VECTOR": False,
 }
 """What runs where the CPU has no vector kernels."""
 
@@ -208,7 +208,7 @@ def scalar_decode_groups() -> Any:
 def scalar_decode_batch() -> Any:
     """Return `batch_decode.decode_batch` on the scalar kernels."""
     code = batch_decode.decode_batch.py_func.__code__
-    names = {**vars(batch_decode), "decode_groups": scalar_decode_groups()}
+    names = {**vars(batch_decode), "decode_groups": scalar_decode_groups(), "JOINS_WORDS": False}
     return njit(nogil=True)(types.FunctionType(code, names, "decode_batch"))
 
 
