@@ -379,7 +379,7 @@ def check_units(parts: list[Part], checksums: np.ndarray, offsets: np.ndarray, o
         size = TILE_ROWS * span.row_bytes if span.plan is not None else span.unit_bytes(part.first_unit)
         end = at + (part.n_rows * span.row_bytes if span.plan is not None else size)
         for k in range(part.index, part.index + part.n_units):
-            found = checksum(view[at : min(at + size, end)])
+            found = checksum(view[at : at + size] if at + size < end else view[at:end])
             if found != expected[k]:
                 unit = part.first_unit + k - part.index
                 if span.plan is None:
