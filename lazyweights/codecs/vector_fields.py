@@ -88,8 +88,9 @@ def _join_words(typingctx, symbols, at, raw, byte, n_bits, base, out, out_at, n_
         def same(value: int) -> ir.Constant:
             return constant([value] * 32)
 
-        first = b.insert_element(ir.Constant(words, ir.Undefined), b.shl(b.trunc(base, i16), ir.Constant(i16, 7)), ir.Constant(I32, 0))
-        window = b.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, 32), [0] * 32))
+        first = b.shl(b.trunc(base, i16), ir.Constant(i16, 7))
+        one = b.insert_element(ir.Constant(words, ir.Undefined), first, ir.Constant(I32, 0))
+        window = b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, 32), [0] * 32))
         # Value i of five bits starts in byte ``5 i // 8``; that byte on top of the next one holds all of it.
         starts = [5 * i for i in range(32)]
         bytes_of = ir.Constant(bytes64, [k for start in starts for k in ((start >> 3) + 1, start >> 3)])

@@ -63,8 +63,7 @@ RANS_MIN_SAVING = 1 / 2048
 """Share of a tensor's bytes that rANS must save over a Huffman code."""
 
 RANS_MIN_SAVING_HALVES = 1 / 128
-"""The same for F16 and BF16: most of their symbols are well away from probability one half, half of their bytes are raw and
-go by fast, so that the symbols decide how long decoding takes."""
+"""The same for F16 and BF16: half of their bits are raw and cost no time, so the symbols decide how long decoding takes."""
 
 RANS_STATE_BITS, RANS_TAIL_BITS = 9, 16
 """What the state of a lane costs beside the symbols, on average; and its bits that raw bits fill if there are enough."""
