@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import os
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,7 +191,12 @@ class _Worker:
         """
         base = int(self._offsets[job.units.start])
         words = self._mapped_words(base, int(self._offsets[job.units.stop]))
-        return decode_job(job, self._layout, self._offsets, base, words, self._tables, self._outputs)
+        try:
+            return decode_job(job, self._layout, self._offsets, base, words, self._tables, self._outputs)
+        except LazyWeightsError as error:
+            del words
+            traceback.clear_frames(error.__traceback__)  # they hold the map, and with it the file, as long as the error lives
+            raise
 
     def _mapped_words(self, base: int, end: int) -> np.ndarray:
         """Map the file from byte `base` to `end` and what a decoder may read behind that; uint32.
