@@ -90,15 +90,21 @@ class _Job:
 
 
 def _jobs(layout: Layout, threads: int = 1) -> Iterator[_Job]:
-    """Yield the jobs of a file in order, a few MiB each: many tensors are smaller than that."""
+    """Yield the jobs of a file in order, a few MiB each: many tensors are smaller than that.
+
+    The bytes before the first coded tensor are jobs of their own: who wants the header first does not wait for a tensor.
+    """
     parts: list[Part] = []
     unit = start = first_byte = n_bytes = 0
     table_set = -1
+    in_header = True
     run_bytes = RUN_BYTES if threads == 1 else THREADED_RUN_BYTES
     for run in runs(layout.head.spans, run_bytes):
         span = layout.head.spans[run.span]
         mine = span.plan.table_set if span.plan is not None else table_set
-        if parts and (n_bytes + run.n_bytes > run_bytes or (mine != table_set and table_set >= 0)):
+        ends_header = in_header and span.plan is not None
+        in_header &= span.plan is None
+        if parts and (n_bytes + run.n_bytes > run_bytes or (mine != table_set and table_set >= 0) or ends_header):
             yield _Job(parts, slice(start, unit), first_byte, n_bytes, table_set)
             first_byte += n_bytes
             parts, n_bytes, start = [], 0, unit

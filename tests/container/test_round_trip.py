@@ -603,7 +603,7 @@ def test_halves(columns, type_name, kind, coder, tmp_path):
 
 
 def test_a_job_spans_tensors_and_verbatim_bytes(tmp_path):
-    """Norms stay verbatim between tensors that are coded; all of them are decoded at once, in their order."""
+    """Norms stay verbatim between tensors that are coded; all behind the header are decoded at once, in their order."""
     rng = np.random.default_rng(4)
     q4_1 = TYPE_BY_NAME["Q4_1"].type_id
     tensors: list[Tensor] = []
@@ -612,9 +612,10 @@ def test_a_job_spans_tensors_and_verbatim_bytes(tmp_path):
         tensors.append((f"blk.{k}.norm", TYPE_BY_NAME["F32"].type_id, (64,), rng.bytes(4 * 64)))
     data = build_gguf(tensors)
     layout = layout_of(check_round_trip(data, tmp_path))
-    jobs = list(decoder._jobs(layout))
-    assert len(jobs) == 1
-    assert [part.span.is_coded for part in jobs[0].parts] == [False, True] + 3 * [False, True] + [False]
-    assert [part.index for part in jobs[0].parts] == [sum(p.n_units for p in jobs[0].parts[:i]) for i in range(9)]
-    assert jobs[0].n_bytes == len(data)
-    assert jobs[0].name == "blk.0.w"
+    header, job = decoder._jobs(layout)
+    assert [part.span.is_coded for part in header.parts] == [False]
+    assert header.table_set == -1
+    assert [part.span.is_coded for part in job.parts] == 4 * [True, False]
+    assert [part.index for part in job.parts] == [sum(p.n_units for p in job.parts[:i]) for i in range(8)]
+    assert (job.first_byte, job.n_bytes) == (header.n_bytes, len(data) - header.n_bytes)
+    assert (header.name, job.name) == ("", "blk.0.w")
