@@ -129,6 +129,12 @@ class Emitter:
         pos = b.select(b.icmp_signed("<", pos, last), pos, last)
         return [hi, lo, left], pos
 
+    def prefetch(self, pointer: Any, at: Any) -> None:
+        """Ask for what lies at element `at` of a pointer; nothing happens where that is not mapped."""
+        place = self.b.bitcast(self.b.gep(pointer, [at]), I8.as_pointer())
+        read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+        self.call("llvm.prefetch.p0i8", ir.VoidType(), place, read, keep, data)
+
     def window(self, state: State) -> Any:
         """Return the next 32 bits of each lane."""
         hi, lo, left = state

@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+AHEAD_WORDS = 1024
+"""How far ahead of the lanes words are asked for: the processor itself does not look past the end of a page."""
+
+
 @intrinsic
 def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, n_lanes, out, buf, held):  # type: ignore[no-untyped-def]
     """Decode `n_cells` cells for the first `n_lanes` of 32 lanes; return the new pos."""
@@ -229,6 +233,8 @@ def _cells_intrinsic(n_streams: int, forced_nibbles: bool) -> Any:
                         b.store(p, pos_v[v // 2])
                         e.set(lanes[v], state)
                         windows.append(e.window(state))
+                        if position % 4 == 0 and v % 2 == 0:
+                            e.prefetch(words_p, b.add(p, e.index(AHEAD_WORDS)))
                     for k in (position, position + 1):
                         for v in range(n_vectors):
                             table = b.select(present[k], tables_of[v], null_table) if k >= 14 else tables_of[v]
