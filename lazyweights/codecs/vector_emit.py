@@ -43,6 +43,7 @@ N = 16
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 VEC = ir.VectorType(I32, N)
+VEC64 = ir.VectorType(I64, N)
 VEC8 = ir.VectorType(I8, N)
 MASK = ir.VectorType(ir.IntType(1), N)
 
@@ -52,6 +53,10 @@ State = list[Any]
 
 def splat(value: int) -> ir.Constant:
     return ir.Constant(VEC, [value] * N)
+
+
+def splat64(value: int) -> ir.Constant:
+    return ir.Constant(VEC64, [value] * N)
 
 
 class Emitter:
@@ -124,6 +129,12 @@ class Emitter:
         pos = b.select(b.icmp_signed("<", pos, last), pos, last)
         return [hi, lo, left], pos
 
+    def prefetch(self, pointer: Any, at: Any) -> None:
+        """Ask for what lies at element `at` of a pointer; nothing happens where that is not mapped."""
+        place = self.b.bitcast(self.b.gep(pointer, [at]), I8.as_pointer())
+        read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+        self.call("llvm.prefetch.p0i8", ir.VoidType(), place, read, keep, data)
+
     def window(self, state: State) -> Any:
         """Return the next 32 bits of each lane."""
         hi, lo, left = state
@@ -158,20 +169,32 @@ class Emitter:
         numbers = [ir.Constant(VEC, list(range(N * v, N * v + N))) for v in range(n_vectors)]
         return [self.b.icmp_signed("<", number, count) for number in numbers]
 
-    def state_variables(self, arrays: list[Any], n_vectors: int = 2) -> list[list[Any]]:
-        """Load hi, lo, left of all vectors into variables (LLVM turns them into registers)."""
-        return [
-            [cgutils.alloca_once_value(self.b, self.load(array, self.index(N * v))) for array in arrays]
-            for v in range(n_vectors)
-        ]
+    def load_state(self, buf: Any, held: Any, n_vectors: int) -> list[list[Any]]:
+        """Turn decoder states (`lane_kernels`) into variables of hi, lo and left (LLVM turns them into registers)."""
+        b = self.b
+        states = []
+        for v in range(n_vectors):
+            n = self.load(held, self.index(N * v))
+            bits = self.load(buf, self.index(N * v), VEC64)
+            both = b.lshr(b.lshr(bits, b.zext(b.sub(splat(63), n), VEC64)), splat64(1))
+            state = (b.trunc(b.lshr(both, splat64(32)), VEC), b.trunc(both, VEC), b.sub(n, splat(32)))
+            states.append([cgutils.alloca_once_value(b, value) for value in state])
+        return states
 
-    def store_state(self, variables: list[list[Any]], arrays: list[Any]) -> None:
-        """Store hi, lo, left of all vectors; `left` without what is above its six bits."""
+    def store_state(self, variables: list[list[Any]], buf: Any, held: Any, active: list[Any] | None = None) -> None:
+        """Inverse of `load_state`; lanes that are not `active` (masks, or None: all are) keep their states."""
+        b = self.b
         for v, of_vector in enumerate(variables):
             hi, lo, left = self.get(of_vector)
-            left = self.b.ashr(self.b.shl(left, splat(26)), splat(26))
-            for value, array in zip((hi, lo, left), arrays, strict=True):
-                self.store(value, array, self.index(N * v))
+            left = b.ashr(b.shl(left, splat(26)), splat(26))  # without what is above its six bits
+            both = b.or_(b.shl(b.zext(hi, VEC64), splat64(32)), b.zext(lo, VEC64))
+            bits = b.shl(b.shl(both, b.zext(b.sub(splat(31), left), VEC64)), splat64(1))
+            n = b.add(left, splat(32))
+            if active is not None:
+                bits = b.select(active[v], bits, self.load(buf, self.index(N * v), VEC64))
+                n = b.select(active[v], n, self.load(held, self.index(N * v)))
+            self.store(bits, buf, self.index(N * v))
+            self.store(n, held, self.index(N * v))
 
     def get(self, variables: list[Any]) -> State:
         return [self.b.load(v) for v in variables]

@@ -68,6 +68,77 @@ def unpack_aligned(packed, at, n_bits, out):  # type: ignore[no-untyped-def]
     return True
 
 
+@intrinsic
+def _join_words(typingctx, symbols, at, raw, byte, n_bits, base, out, out_at, n_vectors):  # type: ignore[no-untyped-def]
+    """Join ``32 * n_vectors`` symbols and raw low parts of 16-bit floats, see `join_words`; all arrays are flat."""
+    signature = types.void(symbols, at, raw, byte, n_bits, base, out, out_at, n_vectors)
+    i16 = ir.IntType(16)
+    words = ir.VectorType(i16, 32)
+    bytes32, bytes64 = (ir.VectorType(ir.IntType(8), n) for n in (32, 64))
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        e = Emitter(context, builder, signature, args)
+        b = builder
+        symbols_p, raw_p, out_p = (e.data(i) for i in (0, 2, 6))
+        at, byte, n_bits, base, out_at, n_vectors = (args[i] for i in (1, 3, 4, 5, 7, 8))
+
+        def constant(values: list[int]) -> ir.Constant:
+            return ir.Constant(words, values)
+
+        def same(value: int) -> ir.Constant:
+            return constant([value] * 32)
+
+        first = b.shl(b.trunc(base, i16), ir.Constant(i16, 7))
+        one = b.insert_element(ir.Constant(words, ir.Undefined), first, ir.Constant(I32, 0))
+        window = b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, 32), [0] * 32))
+        # Value i of five bits starts in byte ``5 i // 8``; that byte on top of the next one holds all of it.
+        starts = [5 * i for i in range(32)]
+        bytes_of = ir.Constant(bytes64, [k for start in starts for k in ((start >> 3) + 1, start >> 3)])
+        down = constant([11 - (start & 7) for start in starts])
+
+        def join(windowed: bool) -> None:
+            with cgutils.for_range(b, n_vectors) as vector:
+                place = b.mul(vector.index, e.index(32))
+                symbol = b.zext(e.load(symbols_p, b.add(at, place), bytes32), words)
+                if windowed:
+                    source = e.load(raw_p, b.add(byte, b.mul(vector.index, e.index(20))), bytes64)
+                    two = e.call("llvm.x86.avx512.permvar.qi.512", bytes64, source, bytes_of)
+                    low = b.lshr(b.bitcast(two, words), down)
+                    word = b.and_(b.add(b.shl(symbol, same(4)), window), same(0x7FF0))
+                    word = b.or_(word, b.and_(low, same(15)))
+                    word = b.or_(word, b.shl(b.lshr(low, same(4)), same(15)))
+                else:
+                    low = b.zext(e.load(raw_p, b.add(byte, place), bytes32), words)
+                    word = b.or_(b.shl(symbol, same(7)), b.and_(low, same(127)))
+                    word = b.or_(word, b.shl(b.lshr(low, same(7)), same(15)))
+                e.store(word, out_p, b.add(out_at, b.mul(place, e.index(2))))
+
+        with b.if_else(b.icmp_signed("==", n_bits, e.index(5))) as (then, otherwise):
+            with then:
+                join(True)
+            with otherwise:
+                join(False)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@njit(cache=True, nogil=True)
+def join_words(symbols, at, raw, byte, n_bits, base, out, out_at, n):  # type: ignore[no-untyped-def]
+    """Write `n` 16-bit floats, a multiple of 32, as bytes to `out` from `out_at` on.
+
+    Parameters
+    ----------
+    symbols, raw, out : uint8, flat; the symbols start at `at`, the low parts at byte `byte` of `raw`, of which up to 64 bytes
+        behind them are read
+    n_bits : 8, or 5 where the symbols are windowed codes
+    base : of the window; 0 where there is none
+    """
+    _join_words(
+        symbols, np.int64(at), raw, np.int64(byte), np.int64(n_bits), np.int64(base), out, np.int64(out_at), np.int64(n // 32)
+    )
+
+
 def _floor_divide(e: Emitter, value: Any, divisor: Any) -> Any:
     """Return ``value // divisor`` for int32 lanes and one positive double; exact: doubles hold the quotients well enough."""
     b = e.b

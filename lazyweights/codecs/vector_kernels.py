@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types, uint32, uint64
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -30,18 +30,22 @@ __all__ = [
 ]
 
 
+AHEAD_WORDS = 1024
+"""How far ahead of the lanes words are asked for: the processor itself does not look past the end of a page."""
+
+
 @intrinsic
-def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, n_lanes, out, hi, lo, left):  # type: ignore[no-untyped-def]
+def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, n_lanes, out, buf, held):  # type: ignore[no-untyped-def]
     """Decode `n_cells` cells for the first `n_lanes` of 32 lanes; return the new pos."""
-    signature = types.int64(words, pos, last, tables, offsets, n_cells, cell_length, null, n_lanes, out, hi, lo, left)
+    signature = types.int64(words, pos, last, tables, offsets, n_cells, cell_length, null, n_lanes, out, buf, held)
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         e = Emitter(context, builder, signature, args)
         b = builder
-        _, pos, last, _, _, n_cells, cell_length, null, n_lanes, _, _, _, _ = args
+        _, pos, last, _, _, n_cells, cell_length, null, n_lanes, _, _, _ = args
         words_p, tables_p, offsets_p, out_p = (e.data(i) for i in (0, 3, 4, 9))
-        arrays = [e.data(i) for i in (10, 11, 12)]
-        lanes = e.state_variables(arrays)
+        buf_p, held_p = e.data(10), e.data(11)
+        lanes = e.load_state(buf_p, held_p, 2)
         active = e.first_lanes(n_lanes, 2)
         pos_v = cgutils.alloca_once_value(b, pos)
         out_v = cgutils.alloca_once_value(b, e.index(0))
@@ -72,7 +76,7 @@ def _cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, n
                 for v in range(2):
                     e.store(e.pack_symbols(entries[v]), out_p, b.add(o, e.index(N * v)))
                 b.store(b.add(o, e.index(32)), out_v)
-        e.store_state(lanes, arrays)
+        e.store_state(lanes, buf_p, held_p, active)
         return b.load(pos_v)
 
     return signature, codegen
@@ -83,18 +87,18 @@ def _side_intrinsic(n_streams: int) -> Any:
     n_vectors = 2 * n_streams
 
     @intrinsic
-    def side(typingctx, words, pos, last, tables, offsets, kind, base, other, n_columns, n_lanes, out, hi, lo, left):  # type: ignore[no-untyped-def]
+    def side(typingctx, words, pos, last, tables, offsets, kind, base, other, n_columns, n_lanes, out, buf, held):  # type: ignore[no-untyped-def]
         """Decode one phase of a side plane for the 32 lanes of each stream; `other` and `out` are (streams, columns, 32)."""
-        signature = types.void(words, pos, last, tables, offsets, kind, base, other, n_columns, n_lanes, out, hi, lo, left)
+        signature = types.void(words, pos, last, tables, offsets, kind, base, other, n_columns, n_lanes, out, buf, held)
 
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
             e = Emitter(context, builder, signature, args)
             b = builder
             last, kind, base, n_columns = args[2], args[5], args[6], args[8]
             words_p, pos_p, tables_p, offsets_p, other_p, out_p = (e.data(i) for i in (0, 1, 3, 4, 7, 10))
-            arrays = [e.data(i) for i in (11, 12, 13)]
+            buf_p, held_p = e.data(11), e.data(12)
             active = e.first_lanes(args[9], 2) if n_streams == 1 else [None] * n_vectors
-            lanes = e.state_variables(arrays, n_vectors)
+            lanes = e.load_state(buf_p, held_p, n_vectors)
             pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(n_streams)]
             means = [cgutils.alloca_once_value(b, splat(0)) for _ in range(n_vectors)]
             stream_size = b.mul(n_columns, e.index(32))
@@ -137,7 +141,7 @@ def _side_intrinsic(n_streams: int) -> Any:
             for number, table_of in enumerate((by_nothing, by_mean, by_other)):
                 with b.if_then(b.icmp_signed("==", kind, e.index(number))):
                     columns(table_of)
-            e.store_state(lanes, arrays)
+            e.store_state(lanes, buf_p, held_p, active if n_streams == 1 else None)
             for s in range(n_streams):
                 b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
             return context.get_dummy_value()
@@ -202,8 +206,8 @@ def _cells_intrinsic(n_streams: int, forced_nibbles: bool) -> Any:
         last, n_cells, cell_length, null = args[2], args[5], args[6], args[7]
         words_p, pos_p, tables_p, offsets_p, out_p, bases_p, strides_p = (e.data(i) for i in (0, 1, 3, 4, 8, 9, 10))
         positions_p = e.data(11)
-        arrays = [e.data(i) for i in (12, 13, 14)]
-        lanes = e.state_variables(arrays, n_vectors)
+        buf_p, held_p = e.data(12), e.data(13)
+        lanes = e.load_state(buf_p, held_p, n_vectors)
         pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(n_streams)]
         base_v = [cgutils.alloca_once_value(b, b.load(b.gep(bases_p, [e.index(s)]))) for s in range(n_streams)]
         positions_at = [b.load(b.gep(bases_p, [e.index(n_streams + s)])) for s in range(n_streams)]
@@ -229,6 +233,8 @@ def _cells_intrinsic(n_streams: int, forced_nibbles: bool) -> Any:
                         b.store(p, pos_v[v // 2])
                         e.set(lanes[v], state)
                         windows.append(e.window(state))
+                        if position % 4 == 0 and v % 2 == 0:
+                            e.prefetch(words_p, b.add(p, e.index(AHEAD_WORDS)))
                     for k in (position, position + 1):
                         for v in range(n_vectors):
                             table = b.select(present[k], tables_of[v], null_table) if k >= 14 else tables_of[v]
@@ -250,15 +256,15 @@ def _cells_intrinsic(n_streams: int, forced_nibbles: bool) -> Any:
                     for row in e.transpose_quads(quads[v]):
                         e.store(row, out_p, target)
                         target = b.add(target, lane_stride)
-        e.store_state(lanes, arrays)
+        e.store_state(lanes, buf_p, held_p)
         for s in range(n_streams):
             b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
         return context.get_dummy_value()
 
     @intrinsic
-    def cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, left):  # type: ignore[no-untyped-def]  # noqa: E501
+    def cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, buf, held):  # type: ignore[no-untyped-def]  # noqa: E501
         signature = types.void(
-            words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, hi, lo, left
+            words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, buf, held
         )
         return signature, codegen
 
@@ -268,51 +274,23 @@ def _cells_intrinsic(n_streams: int, forced_nibbles: bool) -> Any:
 _cells_2, _cells_2_forced = (_cells_intrinsic(2, forced) for forced in (False, True))
 
 
-@njit(inline="always")
-def _spread(buf, held, hi, lo, left):  # type: ignore[no-untyped-def]
-    """Turn decoder states (`lane_kernels`) into those of `vector_emit`."""
-    for lane in range(buf.size):
-        both = (buf[lane] >> uint64(63 - held[lane])) >> uint64(1)
-        hi[lane] = uint32(both >> uint64(32))
-        lo[lane] = uint32(both & uint64(0xFFFFFFFF))
-        left[lane] = held[lane] - np.int32(32)
-
-
-@njit(inline="always")
-def _collect(hi, lo, left, n_lanes, buf, held):  # type: ignore[no-untyped-def]
-    for lane in range(n_lanes):
-        both = (uint64(hi[lane]) << uint64(32)) | uint64(lo[lane])
-        buf[lane] = (both << uint64(31 - left[lane])) << uint64(1)
-        held[lane] = np.int32(32) + left[lane]
-
-
 @njit(cache=True, nogil=True)
 def decode_cells_phase(words, limit, tables, offsets, cell_length, n_lanes, out, buf, held, pos):  # type: ignore[no-untyped-def]
     """Vector twin of `lane_kernels._decode_cells_scalar`; same arguments."""
-    hi = np.empty(32, np.uint32)
-    lo = np.empty(32, np.uint32)
-    left = np.empty(32, np.int32)
-    _spread(buf, held, hi, lo, left)
     null = tables.size - 16 - 2048
     pos[0] = _cells(
         words, np.int64(pos[0]), np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[0]), np.int64(cell_length),
-        np.int64(null), np.int64(n_lanes), out, hi, lo, left,
+        np.int64(null), np.int64(n_lanes), out, buf, held,
     )
-    _collect(hi, lo, left, n_lanes, buf, held)
 
 
 @njit(cache=True, nogil=True)
 def decode_side_phase(words, limit, tables, offsets, kind, base, other, n_lanes, out, buf, held, pos):  # type: ignore[no-untyped-def]
     """Vector twin of `lane_kernels._decode_side_scalar`; same arguments."""
-    hi = np.empty(32, np.uint32)
-    lo = np.empty(32, np.uint32)
-    left = np.empty(32, np.int32)
-    _spread(buf, held, hi, lo, left)
     _side_1(
         words, pos, np.int64(limit - 16), tables, offsets, np.int64(kind), np.int64(base), other, np.int64(out.shape[0]),
-        np.int64(n_lanes), out, hi, lo, left,
+        np.int64(n_lanes), out, buf, held,
     )
-    _collect(hi, lo, left, n_lanes, buf, held)
 
 
 @njit(cache=True, nogil=True)
@@ -332,38 +310,26 @@ def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, st
     positions : int32, flat, the positions of forced nibbles: 32 lanes of each cell
     buf : uint64 (2, 32), held : int32 (2, 32), pos : int64 (2,), decoder states; `pos` counts in `words`
     """
-    n = buf.size
-    hi = np.empty(n, np.uint32)
-    lo = np.empty(n, np.uint32)
-    left = np.empty(n, np.int32)
-    _spread(buf.reshape(n), held.reshape(n), hi, lo, left)
     null = np.int64(tables.size - 16 - 2048)
     last = np.int64(limit - 16)
     n_cells = np.int64(offsets.shape[1])
     length = np.int64(cell_length)
     if nibbles:
-        _cells_2_forced(words, pos, last, tables, offsets, n_cells, length, null, out, bases, strides, positions, hi, lo, left)
+        _cells_2_forced(words, pos, last, tables, offsets, n_cells, length, null, out, bases, strides, positions, buf, held)
     else:
-        _cells_2(words, pos, last, tables, offsets, n_cells, length, null, out, bases, strides, positions, hi, lo, left)
-    _collect(hi, lo, left, n, buf.reshape(n), held.reshape(n))
+        _cells_2(words, pos, last, tables, offsets, n_cells, length, null, out, bases, strides, positions, buf, held)
 
 
 @njit(cache=True, nogil=True)
 def decode_side_streams(words, limit, tables, offsets, kind, base, other, out, buf, held, pos):  # type: ignore[no-untyped-def]
     """Decode one phase of a side plane of 2 or 4 full row groups; `other` and `out` are uint8 (streams, columns, 32)."""
-    n = buf.size
-    hi = np.empty(n, np.uint32)
-    lo = np.empty(n, np.uint32)
-    left = np.empty(n, np.int32)
-    _spread(buf.reshape(n), held.reshape(n), hi, lo, left)
     last = np.int64(limit - 16)
     columns = np.int64(out.shape[1])
     kind, base, n_lanes = np.int64(kind), np.int64(base), np.int64(32)
-    if n == 128:
-        _side_4(words, pos, last, tables, offsets, kind, base, other, columns, n_lanes, out, hi, lo, left)
+    if buf.size == 128:
+        _side_4(words, pos, last, tables, offsets, kind, base, other, columns, n_lanes, out, buf, held)
     else:
-        _side_2(words, pos, last, tables, offsets, kind, base, other, columns, n_lanes, out, hi, lo, left)
-    _collect(hi, lo, left, n, buf.reshape(n), held.reshape(n))
+        _side_2(words, pos, last, tables, offsets, kind, base, other, columns, n_lanes, out, buf, held)
 
 
 @intrinsic

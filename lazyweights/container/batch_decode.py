@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
+from lazyweights.codecs.vector_emit import AVAILABLE as JOINS_WORDS
 from lazyweights.container.group_decode import decode_groups
 from lazyweights.container.row_join import DIRECT, JOIN_OF_TYPE, NOT_COMPILED, join_rows
-from lazyweights.container.tensor_coder import RANS, TensorCoder, TensorPlan
+from lazyweights.container.tensor_coder import RANS, HalfMode, TensorCoder, TensorPlan
 
-N_PART_NUMBERS = 16
 
 def is_compiled(coder: TensorCoder) -> bool:
     """Return whether `decode_batch` knows the type."""
     return JOIN_OF_TYPE.get(coder.layout.type_name, NOT_COMPILED) != NOT_COMPILED
 
 
-@dataclass(frozen=True)
-class PlanArrays:
-    """What the kernels need of a tensor: integer tables, and its numbers in a row of `parts` (from column 4 on)."""
+class TypeArrays(NamedTuple):
+    """What the kernels need of a type, row length and field modes: integer tables, and the numbers that stand in a row of
+    `parts` from column 4 on."""
 
     meta: np.ndarray
     sides: np.ndarray
@@ -28,14 +29,25 @@ class PlanArrays:
     byte_fields: np.ndarray
     raws: np.ndarray
     levels: np.ndarray
-    side_offsets: np.ndarray
-    cell_offsets: np.ndarray
     numbers: list[int]
+
+
+class PlanArrays(NamedTuple):
+    """What the kernels need of a tensor: `TypeArrays`, and table numbers uint8 (n_sides, 32) and (1, 512)."""
+
+    of_type: TypeArrays
+    side_tables: np.ndarray
+    cell_tables: np.ndarray
 
 
 def plan_arrays(coder: TensorCoder, plan: TensorPlan) -> PlanArrays:
     """Return the arrays of a tensor's plan."""
-    p = coder.parameters(plan.modes, plan.bases)
+    return PlanArrays(_type_arrays(coder, plan.modes, plan.bases, plan.coder), plan.side_tables, plan.cell_tables[None])
+
+
+@functools.lru_cache(maxsize=1024)
+def _type_arrays(coder: TensorCoder, modes: tuple[HalfMode, ...], bases: tuple[int, ...], cell_coder: int) -> TypeArrays:
+    p = coder.parameters(modes, bases)
     join = JOIN_OF_TYPE[coder.layout.type_name]
     direct = join == DIRECT
     numbers = [
@@ -46,19 +58,13 @@ def plan_arrays(coder: TensorCoder, plan: TensorPlan) -> PlanArrays:
         coder.n_cells * coder.cell_symbols,
         sum(coder.byte_columns(b.per_block) for b in coder.layout.bytes_),
         sum(per_block for _, per_block, _ in coder.raw_planes) * coder.n_blocks,
-        int(plan.coder == RANS),
+        int(cell_coder == RANS),
         len(p.sides),
         len(p.halves),
         len(p.byte_fields),
         len(p.raws),
     ]
-    return PlanArrays(
-        p.meta[None], p.sides, p.halves, p.byte_fields, p.raws, p.levels[None], plan.side_offsets, plan.cell_offsets[None],
-        numbers,
-    )
-
-
-_FIELDS = ("meta", "sides", "halves", "byte_fields", "raws", "levels", "side_offsets", "cell_offsets")
+    return TypeArrays(p.meta[None], p.sides, p.halves, p.byte_fields, p.raws, p.levels[None], numbers)
 
 
 def decode_plans(
@@ -73,12 +79,13 @@ def decode_plans(
     out: np.ndarray,
     status: np.ndarray,
 ) -> None:
-    """Call `decode_batch` with the rows of `parts` and the integer tables of each part's tensor."""
+    """Call `decode_batch` with the first four columns of `parts` in `rows` and the plan of each part's tensor."""
     if len(plans) == 1:
-        tables = [getattr(plans[0], name) for name in _FIELDS]
+        tables = [*plans[0].of_type[:6], plans[0].side_tables, plans[0].cell_tables]
     else:
-        tables = [np.concatenate([getattr(p, name) for p in plans]) for name in _FIELDS]
-    parts = np.array(rows, np.int64)
+        tables = [np.concatenate(column) for column in zip(*(p.of_type[:6] for p in plans), strict=True)]
+        tables += [np.concatenate([p.side_tables for p in plans]), np.concatenate([p.cell_tables for p in plans])]
+    parts = np.array([row + plan.of_type.numbers for row, plan in zip(rows, plans, strict=True)], np.int64)
     decode_batch(parts, words, starts, sizes, kinds, *tables, flat_tables, rans_tables, out, status)
 
 
@@ -95,8 +102,8 @@ def decode_batch(
     byte_fields: np.ndarray,
     raws: np.ndarray,
     levels: np.ndarray,
-    side_offsets: np.ndarray,
-    cell_offsets: np.ndarray,
+    side_tables: np.ndarray,
+    cell_tables: np.ndarray,
     flat_tables: np.ndarray,
     rans_tables: np.ndarray,
     out: np.ndarray,
@@ -106,9 +113,9 @@ def decode_batch(
 
     Parameters
     ----------
-    parts : int64 (n_parts, N_PART_NUMBERS): rows, first unit, units, first byte in `out`, then `PlanArrays.numbers`
+    parts : int64 (n_parts, 16): rows, first unit, units, first byte in `out`, then `TypeArrays.numbers`
     words, starts, sizes, kinds, status : as for `decode_groups`, of the units of all parts
-    meta .. cell_offsets : `PlanArrays` of all parts, one behind the other
+    meta .. cell_tables : `TypeArrays` and `PlanArrays` of all parts, one behind the other
     flat_tables, rans_tables : of the table set of all parts
     out : uint8, flat, output; rows of row groups that are not decoded are left undefined
     """
@@ -118,10 +125,14 @@ def decode_batch(
         n_sides, n_halves, n_fields, n_raws = parts[i, 12:]
         part_sides, part_halves = sides[s : s + n_sides], halves[h : h + n_halves]
         part_fields, part_raws = byte_fields[f : f + n_fields], raws[r : r + n_raws]
-        part_side_offsets = side_offsets[s : s + n_sides]
         part_rans = rans_tables if by_rans else rans_tables[:0]
+        side_offsets = side_tables[s : s + n_sides].astype(np.int32) * np.int32(2048)
+        cell_offsets = cell_tables[i].astype(np.int32) * np.int32(4096 if by_rans else 2048)
         packed = out[at : at + n_rows * row_bytes].reshape((n_rows, row_bytes))
         direct = join == 0
+        floats = JOINS_WORDS and join == 6 and width % 32 == 0
+        if floats:
+            raw_width = 0
         chunk = n_units if direct else 4  # row groups that are decoded before they are joined
         chunk_rows = 0 if direct else min(64 * chunk, n_rows)
         n_blocks = meta[i, 0]
@@ -135,10 +146,11 @@ def decode_batch(
             rows = min(64 * chunk, n_rows - 64 * g)
             decode_groups(
                 rows, words, starts[units], sizes[units], kinds[units], meta[i], part_sides, part_halves, part_fields, part_raws,
-                levels[i], flat_tables, part_side_offsets, cell_offsets[i], part_rans, half_values, byte_values,
-                packed if direct else scratch, (stride, offset, direct), raw_values, status[units],
+                levels[i], flat_tables, side_offsets, cell_offsets, part_rans, half_values, byte_values,
+                packed if direct else scratch, (stride, offset, direct), raw_values,
+                packed[64 * g : 64 * g + rows] if floats else packed[:0], status[units],
             )
-            if not direct:
+            if not direct and not floats:
                 join_rows(
                     join, rows, n_blocks, half_values, byte_values, scratch, raw_values, packed[64 * g : 64 * g + rows]
                 )

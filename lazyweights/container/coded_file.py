@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,12 @@ class CodedSpan:
         How the tensor is coded; None: verbatim bytes.
     entropy_millibits, code_bits : int
         Statistics of a coded tensor (`planning.SpanStatistics`); for reports only.
+    n_rows, outer : int
+        Rows of one outer index, and number of these (experts).
+    row_bytes : int
+        Packed bytes of a row.
+    groups_per_outer, n_units : int
+        Row groups of one outer index; units of the span.
     """
 
     n_bytes: int
@@ -103,6 +109,11 @@ class CodedSpan:
     plan: TensorPlan | None = None
     entropy_millibits: int = 0
     code_bits: int = 0
+    n_rows: int = field(init=False, repr=False, compare=False)
+    outer: int = field(init=False, repr=False, compare=False)
+    row_bytes: int = field(init=False, repr=False, compare=False)
+    groups_per_outer: int = field(init=False, repr=False, compare=False)
+    n_units: int = field(init=False, repr=False, compare=False)
 
     @property
     def is_coded(self) -> bool:
@@ -118,33 +129,21 @@ class CodedSpan:
         coder = tensor_coder(self.type_id, self.shape[0])
         return batch_decode.plan_arrays(coder, self.plan) if batch_decode.is_compiled(coder) else None
 
-    @functools.cached_property
-    def n_rows(self) -> int:
-        """Rows of one outer index."""
-        return self.shape[1] if len(self.shape) > 1 else 1
-
-    @functools.cached_property
-    def outer(self) -> int:
-        """Number of outer indices (experts)."""
-        product = 1
+    def __post_init__(self) -> None:
+        known = GGML_TYPES.get(self.type_id)
+        rows = self.shape[1] if len(self.shape) > 1 else 1
+        outer = 1
         for n in self.shape[2:]:
-            product *= n
-        return product
-
-    @functools.cached_property
-    def row_bytes(self) -> int:
-        known = GGML_TYPES[self.type_id]
-        return self.shape[0] // known.block_size * known.block_bytes
-
-    @functools.cached_property
-    def groups_per_outer(self) -> int:
-        return -(-self.n_rows // TILE_ROWS)
-
-    @functools.cached_property
-    def n_units(self) -> int:
-        if not self.is_coded:
-            return -(-self.n_bytes // CHUNK_BYTES)
-        return self.groups_per_outer * self.outer
+            outer *= n
+        groups = -(-rows // TILE_ROWS)
+        found = {
+            "n_rows": rows,
+            "outer": outer,
+            "row_bytes": self.shape[0] // known.block_size * known.block_bytes if known and self.shape else 0,
+            "groups_per_outer": groups,
+            "n_units": groups * outer if self.plan is not None else -(-self.n_bytes // CHUNK_BYTES),
+        }
+        self.__dict__.update(found)  # the class is frozen, and properties that are looked up for every tensor add up
 
     def unit_rows(self, unit: int) -> int:
         """Rows of row group `unit` (counted over all outer indices)."""
@@ -199,6 +198,7 @@ def _pack_plan(plan: TensorPlan) -> bytes:
 
 
 _BYTES = bytes(range(256))
+_MODES = [HalfMode(value & 1, value >> 1) for value in range(6)]
 
 
 def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]) -> TensorPlan:
@@ -215,8 +215,7 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
         raise FormatError("a plan has trellis codes of a type with several codes to a symbol")
     modes = []
     for _ in coder.layout.halves:
-        value = r.number(5)
-        modes.append(HalfMode(value & 1, value >> 1))
+        modes.append(_MODES[r.number(5)])
     n_sides = len(coder.side_names(tuple(modes)))
     bases = tuple(r.number(255) for _ in range(n_sides))
     packed = r.take(32 * n_sides + 512)
@@ -230,7 +229,7 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
     by_rans = cell_tables if cell_coder != HUFFMAN else cell_tables[:0]
     if shared is not None:
         by_rans = np.concatenate([by_rans, side_tables[:, 0], [shared.row_table]])
-    if not table_sets[table_set].freqs[by_rans].any(axis=1).all():
+    if by_rans.size and not table_sets[table_set].freqs[by_rans].any(axis=1).all():
         raise FormatError("a plan names a table without frequencies for rANS")
     return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder, shared)
 
@@ -420,9 +419,8 @@ class Layout:
             offset += span.n_bytes
 
 
-def checksum(data: bytes | memoryview | np.ndarray) -> int:
-    """XXH3-64 with seed 0 of some bytes."""
-    return xxhash.xxh3_64_intdigest(data)
+checksum: Callable[[bytes | memoryview | np.ndarray], int] = xxhash.xxh3_64_intdigest
+"""XXH3-64 with seed 0 of some bytes."""
 
 
 def head_parts(layout_head: Head) -> tuple[bytes, int]:

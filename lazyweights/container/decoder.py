@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +17,18 @@ import numpy as np
 from lazyweights.codecs import TILE_ROWS
 from lazyweights.container import coded_file
 from lazyweights.container.atomic import AtomicFile
-from lazyweights.container.coded_file import HEADER_BYTES, UNIT_DTYPE, CodedSpan, Header, Layout
+from lazyweights.container.coded_file import HEADER_BYTES, UNIT_DTYPE, Header, Layout
 from lazyweights.container.encoder import runs
 from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
-from lazyweights.container.unit_codec import READ_AHEAD_WORDS, Part, Tables, check_units, decode_parts, decode_verbatim
+from lazyweights.container.unit_codec import READ_AHEAD_WORDS, Part, Tables, check_units, decode_parts
 from lazyweights.errors import ChecksumError, FormatError, LazyWeightsError, TruncatedError
 
 RUN_BYTES, THREADED_RUN_BYTES = 1 << 22, 1 << 21
 """Source bytes decoded at a time: by one thread, and by each of several, which share a cache and come to an end together."""
+
+_MAP_OPTIONS: dict[str, int] = {"access": mmap.ACCESS_READ}
+if hasattr(mmap, "MAP_POPULATE"):
+    _MAP_OPTIONS = {"flags": mmap.MAP_SHARED | mmap.MAP_POPULATE, "prot": mmap.PROT_READ}
 
 
 @dataclass(frozen=True)
@@ -69,76 +75,66 @@ class Placed:
 
 @dataclass(frozen=True)
 class _Job:
-    """Neighbouring units that are decoded together: row groups of one or more tensors, or a chunk of verbatim bytes."""
+    """Neighbouring units that are decoded together: row groups of some tensors and chunks of verbatim bytes."""
 
     parts: list[Part]
     units: slice  # within the file
     first_byte: int  # within the source
     n_bytes: int
+    table_set: int  # of all plans; -1 where all bytes are verbatim
 
     @property
-    def span(self) -> CodedSpan:
-        return self.parts[0].span
+    def name(self) -> str:
+        """The first tensor, "" where there is none."""
+        return next((part.span.name for part in self.parts if part.span.name), "")
 
 
 def _jobs(layout: Layout, threads: int = 1) -> Iterator[_Job]:
-    """Yield the jobs of a file in order, a few MiB each: many tensors are smaller than that."""
-    first = {i: unit for i, _, unit, _ in layout.spans()}
+    """Yield the jobs of a file in order, a few MiB each: many tensors are smaller than that.
+
+    The bytes before the first coded tensor are jobs of their own: who wants the header first does not wait for a tensor.
+    """
     parts: list[Part] = []
-    start = stop = first_byte = n_bytes = 0
+    unit = start = first_byte = n_bytes = 0
+    table_set = -1
+    in_header = True
     run_bytes = RUN_BYTES if threads == 1 else THREADED_RUN_BYTES
     for run in runs(layout.head.spans, run_bytes):
         span = layout.head.spans[run.span]
-        n_units = -(-run.rows // TILE_ROWS) if run.rows else 1
-        joins = (
-            parts
-            and n_bytes + run.n_bytes <= run_bytes
-            and span.decode_arrays is not None
-            and parts[0].span.decode_arrays is not None
-            and _table_set(span) == _table_set(parts[0].span)
-        )
-        if parts and not joins:
-            yield _Job(parts, slice(start, stop), first_byte, n_bytes)
+        mine = span.plan.table_set if span.plan is not None else table_set
+        ends_header = in_header and span.plan is not None
+        in_header &= span.plan is None
+        if parts and (n_bytes + run.n_bytes > run_bytes or (mine != table_set and table_set >= 0) or ends_header):
+            yield _Job(parts, slice(start, unit), first_byte, n_bytes, table_set)
             first_byte += n_bytes
-            parts, n_bytes = [], 0
-        if not parts:
-            start = first[run.span] + run.unit
-        parts.append(Part(span, run.unit, n_units, run.rows, n_bytes))
-        stop = first[run.span] + run.unit + n_units
+            parts, n_bytes, start = [], 0, unit
+            table_set = -1
+            mine = span.plan.table_set if span.plan is not None else -1
+        table_set = mine
+        n_units = -(-run.rows // TILE_ROWS) if run.rows else 1
+        parts.append(Part(span, run.unit, n_units, run.rows, n_bytes, unit - start))
+        unit += n_units
         n_bytes += run.n_bytes
     if parts:
-        yield _Job(parts, slice(start, stop), first_byte, n_bytes)
-
-
-def _table_set(span: CodedSpan) -> int:
-    return span.plan.table_set if span.plan else -1
+        yield _Job(parts, slice(start, unit), first_byte, n_bytes, table_set)
 
 
 def decode_job(
     job: _Job, layout: Layout, offsets: np.ndarray, base: int, words: np.ndarray, tables: list[Tables], pool: BufferPool
-) -> bytes | memoryview | np.ndarray:
+) -> np.ndarray:
     """Decode one job from `words`, whose first byte is at file offset `base`; check the checksums.
 
-    An array that is returned belongs to `pool`.
+    The array that is returned, uint8, belongs to `pool`.
 
     Raises
     ------
     FormatError, CodecError
     """
-    kinds = layout.kinds[job.units]
-    sizes = layout.sizes[job.units]
-    starts = offsets[job.units] - base
-    checksums = layout.units["checksum"][job.units]
-    if job.span.plan is None:
-        unit, at = job.parts[0].first_unit, int(offsets[job.units.start])
-        payload = memoryview(words.view(np.uint8))[int(starts[0]) : int(starts[0]) + int(sizes[0])]
-        data = decode_verbatim(int(kinds[0]), payload, job.n_bytes, unit, at)
-        if coded_file.checksum(data) != int(checksums[0]):
-            raise ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=at)
-        return data
     flat = pool.take(job.n_bytes)
-    decode_parts(job.parts, kinds, sizes, starts, words, tables[job.span.plan.table_set], flat)
-    check_units(job.parts, checksums, flat)
+    units = job.units
+    mine = tables[job.table_set] if job.table_set >= 0 else None
+    decode_parts(job.parts, layout.kinds[units], layout.sizes[units], offsets[units] - base, words, mine, flat, base)
+    check_units(job.parts, layout.units["checksum"][units], offsets[units], flat)
     return flat
 
 
@@ -190,34 +186,44 @@ class _Worker:
         self._layout, self._fd, self._path = layout, fd, path
         self._offsets = layout.offsets()
         self._tables = [Tables(table_set) for table_set in layout.head.table_sets]
-        self._inputs, self._outputs = BufferPool(), BufferPool()
+        self._outputs = BufferPool()
 
-    def decode(self, job: _Job) -> bytes | np.ndarray:
-        """Return the bytes of a job, valid until they are given back with `release`."""
+    def decode(self, job: _Job) -> np.ndarray:
+        """Return the bytes of a job, uint8, valid until they are given back with `release`.
+
+        Raises
+        ------
+        FormatError, CodecError
+        """
         base = int(self._offsets[job.units.start])
-        end = int(self._offsets[job.units.stop])
-        buffer = self._inputs.take(end - base + 4 * READ_AHEAD_WORDS)
-        words = buffer.view(np.uint32)
-        target = memoryview(words).cast("B")
-        done = 0
-        while done < end - base:
-            n = os.preadv(self._fd, [target[done : end - base]], base + done)
-            if n == 0:
-                raise TruncatedError("the file became shorter while it was read", path=self._path)
-            done += n
-        words[(end - base) // 4 :] = 0
-        data = decode_job(job, self._layout, self._offsets, base, words, self._tables, self._outputs)
-        if isinstance(data, memoryview):  # still in the input buffer
-            data = bytes(data)
-        self._inputs.give(buffer)
-        return data
+        words = self._mapped_words(base, int(self._offsets[job.units.stop]))
+        try:
+            return decode_job(job, self._layout, self._offsets, base, words, self._tables, self._outputs)
+        except LazyWeightsError as error:
+            del words
+            traceback.clear_frames(error.__traceback__)  # they hold the map, and with it the file, as long as the error lives
+            raise
 
-    def release(self, data: bytes | np.ndarray) -> None:
-        if isinstance(data, np.ndarray):
-            self._outputs.give(data)
+    def _mapped_words(self, base: int, end: int) -> np.ndarray:
+        """Map the file from byte `base` to `end` and what a decoder may read behind that; uint32.
+
+        A map of its own for each job: pages that are done with do not add up in memory, and those that come next are read
+        at once.
+        """
+        start = base // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        n_words = (end - base) // 4 + READ_AHEAD_WORDS
+        try:
+            mapped = mmap.mmap(self._fd, base - start + 4 * n_words, offset=start, **_MAP_OPTIONS)
+        except ValueError as error:
+            raise TruncatedError("the file became shorter while it was read", path=self._path) from error
+        return np.frombuffer(mapped, "<u4", n_words, base - start)
+
+    def release(self, data: np.ndarray) -> None:
+        """Take back what `decode` returned."""
+        self._outputs.give(data)
 
 
-def _decode_units(layout: Layout, fd: int, threads: int, path: str) -> Iterator[tuple[_Job, bytes | np.ndarray]]:
+def _decode_units(layout: Layout, fd: int, threads: int, path: str) -> Iterator[tuple[_Job, np.ndarray]]:
     """Yield the decoded jobs of an open file in order; the data of one is valid until the next is asked for."""
     worker = _Worker(layout, fd, path)
     jobs = _jobs(layout, threads)
@@ -260,7 +266,7 @@ def iter_decoded(
             yield memoryview(data)
             done += job.n_bytes
             if progress:
-                progress(Progress(done, layout.source_size, 0, "decode", job.span.name))
+                progress(Progress(done, layout.source_size, 0, "decode", job.name))
 
 
 def iter_placed(
@@ -310,7 +316,7 @@ def iter_placed(
         for job in ordered_map(place, _jobs(layout, n_threads), n_threads):
             done = job.first_byte + job.n_bytes
             if progress:
-                progress(Progress(done, size, 0, "decode", job.span.name))
+                progress(Progress(done, size, 0, "decode", job.name))
             yield Placed(done, header_bytes, size)
 
 
@@ -330,14 +336,13 @@ def load_kernels(source: str | os.PathLike[str]) -> None:
         worker = _Worker(layout, file.fileno(), path)
         seen: set[tuple[int, int]] = set()
         for job in _jobs(layout):
-            plan = job.span.plan
-            kind = (job.span.type_id, plan.coder) if plan else (-1, -1)
-            if kind not in seen:
+            kinds = {(part.span.type_id, part.span.plan.coder) for part in job.parts if part.span.plan}
+            if kinds - seen:
                 worker.release(worker.decode(job))
-            seen.add(kind)
+            seen |= kinds
 
 
-def _write_at(fd: int, data: bytes | np.ndarray, offset: int) -> None:
+def _write_at(fd: int, data: np.ndarray, offset: int) -> None:
     left = memoryview(data)
     try:
         while left:
@@ -374,7 +379,7 @@ def decode_file(
                 sink.write(data)
                 done += job.n_bytes
                 if progress:
-                    progress(Progress(done, layout.source_size, 0, "decode", job.span.name))
+                    progress(Progress(done, layout.source_size, 0, "decode", job.name))
     return DecodeResult(path, os.fspath(output), layout.file_size, layout.source_size, time.monotonic() - started)
 
 
@@ -399,11 +404,10 @@ def decode_stream(source: BinaryIO, sink: BinaryIO, *, progress: ProgressCallbac
         words.view(np.uint8)[: end - base] = np.frombuffer(data, np.uint8)
         decoded = decode_job(job, layout, offsets, base, words, tables, pool)
         sink.write(memoryview(decoded))
-        if isinstance(decoded, np.ndarray):
-            pool.give(decoded)
+        pool.give(decoded)
         done += job.n_bytes
         if progress:
-            progress(Progress(done, layout.source_size, 0, "decode", job.span.name))
+            progress(Progress(done, layout.source_size, 0, "decode", job.name))
     read_exactly(source.read, coded_file.TRAILER_BYTES, "its trailer")
     return DecodeResult("", "", layout.file_size, layout.source_size, time.monotonic() - started)
 
@@ -439,7 +443,7 @@ def verify_file(
                         _compare(other, memoryview(data), job, done, os.fspath(against or ""))
                     done += job.n_bytes
                     if progress:
-                        progress(Progress(done, layout.source_size, 0, "verify", job.span.name))
+                        progress(Progress(done, layout.source_size, 0, "verify", job.name))
                 if other is not None and other.read(1):
                     size = os.fstat(other.fileno()).st_size
                     raise ChecksumError("the files differ in size", path=os.fspath(against or ""),
@@ -468,4 +472,4 @@ def _compare(other: BinaryIO, data: memoryview, job: _Job, offset: int, path: st
     b = np.frombuffer(data, np.uint8)[: a.size]
     differs = np.flatnonzero(a != b)
     at = offset + (int(differs[0]) if differs.size else a.size)
-    raise ChecksumError("the files differ", path=path, tensor=job.span.name or None, offset=at)
+    raise ChecksumError("the files differ", path=path, tensor=job.name or None, offset=at)

@@ -18,8 +18,8 @@ from lazyweights.codecs.lane_kernels import (
     left_over_bits,
 )
 from lazyweights.codecs.rans import decode_rans_phase
-from lazyweights.codecs.vector_emit import AVAILABLE as VECTOR_CONTEXTS
-from lazyweights.codecs.vector_fields import cell_offsets_of_phase
+from lazyweights.codecs.vector_emit import AVAILABLE as VECTOR
+from lazyweights.codecs.vector_fields import cell_offsets_of_phase, join_words
 from lazyweights.container.bit_kernels import unpack_bits, unpack_many
 from lazyweights.container.cell_contexts import cell_contexts
 from lazyweights.container.forced_codes import forced_bits, put_forced, put_window
@@ -140,7 +140,7 @@ def _offsets_of_cells(
     """Fill the table offset of every cell, int32 (2 phases, n_streams, cells, 32); `contexts` is scratch."""
     n_cells = meta[1]
     for stream in range(n_streams):
-        if VECTOR_CONTEXTS and (meta[5] == 1 or meta[5] == 2):
+        if VECTOR and (meta[5] == 1 or meta[5] == 2):
             flat = offsets.reshape(offsets.size)
             scratch = contexts.reshape(contexts.size)
             for phase in range(2):
@@ -187,16 +187,21 @@ def _finish_groups(
     byte_values: np.ndarray,
     symbols: np.ndarray,
     symbol_layout: tuple,
-    raw_values: np.ndarray,
+    raw_out: tuple,
     status: np.ndarray,
 ) -> None:
     """Do what is left of `n_members` groups when their symbols are decoded: raw bits, side fields, forced codes.
 
-    `ends`: where in `words` the decoder stands in each stream.
+    `ends`: where in `words` the decoder stands in each stream; `raw_out`: `raw_values` and `words_out`.
     """
+    raw_values, words_out = raw_out
     n_blocks = meta[0]
     stride, offset, direct = symbol_layout
-    n_raw = n_rows * _raw_bits_per_row(meta, halves, raws, forced)
+    raw_row_bits = _raw_bits_per_row(meta, halves, raws, forced)
+    n_raw = n_rows * raw_row_bits
+    joins_words = words_out.size > 0
+    columns, raw_row_bytes = words_out.shape[1] // 2, raw_row_bits // 8
+    packed = words.view(np.uint8)
     positions_behind = forced_bits(forced) > 0 and n_raw < 2048
     if positions_behind:
         n_raw += n_rows * n_blocks * forced_bits(forced)
@@ -213,7 +218,8 @@ def _finish_groups(
             continue
         # Raw bits: the body behind the stream, the end in the left-over bits.
         raw_words = raw[: 4 * (raw.size // 4)].view(np.uint32)
-        for i in range(body_words):
+        n_direct = n_body // (8 * raw_row_bytes) if joins_words else 0  # rows whose raw bits are read where they are
+        for i in range(n_direct * raw_row_bytes // 4, body_words):
             raw_words[i] = words[ends[which] + i]
         for i in range((n_body + 7) // 8, (n_body + n_left + 16 * states.size + 7) // 8 + 8):
             raw[i] = 0
@@ -258,6 +264,17 @@ def _finish_groups(
                 else:
                     for column in range(n_columns):
                         byte_values[first + row, byte_fields[f, 2] + column] = side[base + column * 32]
+        if VECTOR and joins_words:
+            flat, out = symbols.reshape(symbols.size), words_out.reshape(words_out.size)
+            window = meta[6] if forced == 4 else 0
+            for row in range(n_rows):
+                source, byte = (packed, 4 * ends[which]) if row < n_direct else (raw, 0)
+                join_words(
+                    flat, (first + row) * symbols.shape[1], source, byte + row * raw_row_bytes, raw_row_bits // columns, window,
+                    out, (first + row) * 2 * columns, columns,
+                )
+            status[g + which] = 0
+            continue
         for r in range(raws.shape[0]):
             columns = raws[r, 0] * n_blocks
             bits = raws[r, 3] if forced == 4 else raws[r, 1]
@@ -307,6 +324,7 @@ def decode_groups(
     symbols: np.ndarray,
     symbol_layout: tuple,
     raw_values: np.ndarray,
+    words_out: np.ndarray,
     status: np.ndarray,
 ) -> None:
     """Decode a run of row groups.
@@ -325,6 +343,8 @@ def decode_groups(
         where `symbols` are packed blocks
     symbols : uint8 (rows, bytes), output; symbol i of cell c of a row goes to column ``offset + c * stride + i``
     symbol_layout : (stride, offset, direct); direct: `symbols` are the packed blocks, side fields are written there too
+    words_out : uint8 (rows, bytes), output: the rows of 16-bit floats, instead of `raw_values`; empty where they are joined
+        later. Only where the machine has vector kernels and a row is a multiple of 32 floats
     status : uint8 (n_groups,), output: GROUP_OK, GROUP_DAMAGED or GROUP_LEFT_OUT
     """
     n_blocks = meta[0]
@@ -448,6 +468,6 @@ def decode_groups(
         _finish_groups(
             g, n_members, rows, words, starts, sizes, pos, forced, nibbles, positions, buf, held,
             states[: (rows + 1) // 2 if by_rans else 0], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, raw,
-            low, lane_values, half_values, byte_values, symbols, symbol_layout, raw_values, status,
+            low, lane_values, half_values, byte_values, symbols, symbol_layout, (raw_values, words_out), status,
         )
         g = behind

@@ -48,13 +48,13 @@ class NumberReader:
         ------
         TruncatedError, LimitError
         """
-        value = shift = 0
-        if self.at < self._end and self._data[self.at] < 128:  # most are one byte
-            value = self._data[self.at]
-            self.at += 1
-            if value <= limit:
+        at = self.at
+        if at < self._end:  # most are one byte
+            value = self._data[at]
+            if value < 128 and value <= limit:
+                self.at = at + 1
                 return value
-            raise LimitError("a number is too large", offset=self.at, expected=f"<= {limit}", found=value)
+        value = shift = 0
         while True:
             if self.at >= self._end:
                 raise TruncatedError("the data ends inside a number", offset=self.at)

@@ -63,6 +63,9 @@ PLAN_BITS = 8 * 40
 RANS_MIN_SAVING = 1 / 2048
 """Share of a tensor's bytes that rANS must save over a Huffman code."""
 
+RANS_MIN_SAVING_HALVES = 1 / 128
+"""The same for F16 and BF16: half of their bits are raw and cost no time, so the symbols decide how long decoding takes."""
+
 RANS_STATE_BITS, RANS_TAIL_BITS = 9, 16
 """What the state of a lane costs beside the symbols, on average; and its bits that raw bits fill if there are enough."""
 
@@ -369,7 +372,8 @@ def _choose_rans(batch: list[Counted], lengths: np.ndarray, tables: np.ndarray, 
             continue
         huffman = int(coded_bits(c.counts[cells], mine[cells], effective_lengths(lengths)).sum()) + _overhead_bits(c, False)
         bits = rans_bits(c.counts[cells], mine[cells], candidates) + _overhead_bits(c, True)
-        if huffman - bits > RANS_MIN_SAVING * 8 * c.source_bytes:
+        least = RANS_MIN_SAVING_HALVES if c.coder.layout.codes == "words" else RANS_MIN_SAVING
+        if huffman - bits > least * 8 * c.source_bytes:
             chosen.add(c.index)
             freqs[mine[cells]] = candidates[mine[cells]]
     return chosen

@@ -323,7 +323,7 @@ class CodedFile:
             tables = self._table_set(span.plan.table_set)
             part = [Part(span, unit, n_groups, n_rows)]
             decode_parts(part, self._kinds[units], self._sizes[units], self._offsets[units], words, tables, flat)
-            check_units(part, self.layout.units["checksum"][units], flat)
+            check_units(part, self.layout.units["checksum"][units], self._offsets[units], flat)
             if not whole:
                 target[done : done + n] = memoryview(flat)[skip : skip + n]
             done += n

@@ -180,7 +180,7 @@ def decode_shared_groups(
             _finish_groups(
                 g + k, 1, rows, words, starts, sizes, ends, 0, False, positions, no_bits, nothing_held, states[k, :n_lanes],
                 meta, sides, halves, byte_fields, raws, side[k], side_at, 1, raw, low, lane_values, half_values, byte_values,
-                symbols, symbol_layout, raw_values, status,
+                symbols, symbol_layout, (raw_values, symbols[:0]), status,
             )
         g += n_members
 

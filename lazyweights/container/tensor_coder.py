@@ -632,7 +632,7 @@ class TensorCoder:
         group_decode.decode_groups(
             n_rows, words, starts, sizes, kinds, p.meta, p.sides, p.halves, p.byte_fields, p.raws, p.levels, flat_tables,
             plan.side_offsets, plan.cell_offsets, rans_tables if plan.coder == RANS else rans_tables[:0], arrays.half_values,
-            arrays.byte_values, arrays.symbols, (self.cell_symbols, 0, False), arrays.raw_values, status,
+            arrays.byte_values, arrays.symbols, (self.cell_symbols, 0, False), arrays.raw_values, packed[:0], status,
         )
         self._mask_skipped(arrays, kinds, status)
         self.join(arrays, packed)

@@ -39,6 +39,9 @@ _STREAM_KINDS = np.full(16, SKIPPED_GROUP, np.uint8)
 _STREAM_KINDS[CODED], _STREAM_KINDS[CODED_UNFORCED] = 0, 1
 """Kinds of units to kinds of row groups in `group_decode` (which loads numba, so it is not imported here)."""
 
+STREAMS = 4
+"""Row groups that `group_decode` decodes at a time."""
+
 READ_AHEAD_WORDS = 64
 """Words behind a payload that a decoder may read."""
 
@@ -205,17 +208,20 @@ def _unit(kind: int, payload: bytes | memoryview | None, source: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class Part:
-    """Row groups of one outer index of a tensor that are decoded together.
+    """Row groups of one outer index of a tensor that are decoded together, or a chunk of verbatim bytes.
 
     Attributes
     ----------
     span : CodedSpan
         The tensor.
     first_unit : int
-        Number of the first row group within the span.
+        Number of the first row group (or of the chunk) within the span.
     n_units, n_rows : int
+        Row groups and rows; of verbatim bytes 1 and 0.
     first_byte : int
         Where its packed rows start in the output.
+    index : int
+        Number of the first row group among all that are handed over with their kinds and sizes.
     """
 
     span: CodedSpan
@@ -223,6 +229,7 @@ class Part:
     n_units: int
     n_rows: int
     first_byte: int = 0
+    index: int = 0
 
 
 def decode_parts(
@@ -231,169 +238,162 @@ def decode_parts(
     sizes: np.ndarray,
     offsets: np.ndarray,
     words: np.ndarray,
-    tables: Tables,
+    tables: Tables | None,
     out: np.ndarray,
+    base: int = 0,
 ) -> None:
-    """Decode row groups into `out`, uint8, flat. Does not look at checksums.
+    """Decode row groups and chunks of verbatim bytes into `out`, uint8, flat. Does not look at checksums.
 
     Parameters
     ----------
-    parts : what to decode; several only where `CodedSpan.decode_arrays` is not None for all of them
-    kinds, sizes, offsets : per row group of all parts, its kind, payload bytes and byte offset in `words` (multiples of 4)
+    parts : what to decode, in the order of their units
+    kinds, sizes, offsets : of the units of all parts: kind, payload bytes and byte offset in `words` (multiples of 4)
     words : uint32, at least READ_AHEAD_WORDS longer than the last payload
-    tables : the table set of the plans of all parts
+    tables : the table set of the plans of all parts; None where all are verbatim bytes
+    base : file offset of the first word, for error messages
 
     Raises
     ------
-    CodecError
-        If a stream does not have the length that its unit says.
+    FormatError, CodecError
+        If a payload does not give the bytes of its unit.
     """
     stream_kinds = _STREAM_KINDS[kinds]
-    n_words = sizes >> 2
-    skipped = np.flatnonzero(stream_kinds == SKIPPED_GROUP)
+    skipped = (stream_kinds == SKIPPED_GROUP).nonzero()[0]
+    words = words.view()
+    words.flags.writeable = False  # a mapped file is, and each combination would compile anew
     if skipped.size < len(kinds):
-        starts = offsets >> 2
-        words = words.view()
-        words.flags.writeable = False  # a mapped file is, and each combination would compile anew
+        starts, n_words = offsets >> 2, sizes >> 2
         if words.size < READ_AHEAD_WORDS:
             raise CodecError("a decoder needs words behind the last stream", expected=READ_AHEAD_WORDS, found=words.size)
-        if parts[0].span.decode_arrays is not None:
-            status = _decode_batch(parts, words, starts, n_words, stream_kinds, tables, out)
-        else:
-            status = _decode_planes(parts[0], words, starts, n_words, stream_kinds, tables, out)
-        damaged = (status == GROUP_DAMAGED) | ((n_words << 2 != sizes) & (stream_kinds != SKIPPED_GROUP))
+        assert tables is not None
+        status = _decode_streams(parts, words, starts, n_words, stream_kinds, tables, out)
+        damaged = (status == GROUP_DAMAGED) | ((sizes & 3 != 0) & (stream_kinds != SKIPPED_GROUP))
         if damaged.any():
             part, unit, _ = _locate(parts, int(np.argmax(damaged)))
             raise CodecError(
                 "a code stream does not have the length that its row group says", tensor=part.span.name, row_group=unit
             )
+    if skipped.size == 0:
+        return
+    payloads = memoryview(words).cast("B")
     for k in skipped.tolist():
-        part, unit, rows = _locate(parts, k)
-        span = part.span
-        packed = out[rows].reshape(-1, span.row_bytes)
-        payload = words.view(np.uint8)[int(offsets[k]) : int(offsets[k]) + int(sizes[k])]
-        if kinds[k] == RAW:
-            packed[:] = payload.reshape(packed.shape)
+        part, unit, place = _locate(parts, k)
+        at = int(offsets[k])
+        payload = payloads[at : at + int(sizes[k])]
+        if part.span.plan is None or kinds[k] == RAW:
+            data = decode_verbatim(int(kinds[k]), payload, place.stop - place.start, unit, base + at)
+            out[place] = np.frombuffer(data, np.uint8)
             continue
-        assert span.plan is not None
+        span = part.span
+        packed = out[place].reshape(-1, span.row_bytes)
         coder = tensor_coder(span.type_id, span.shape[0])
-        table = int(span.plan.cell_tables[0]) * TABLE_SIZE
+        assert tables is not None
+        table = int(part.span.plan.cell_tables[0]) * TABLE_SIZE
         try:
-            arrays = unit_stream.decode_group(payload, len(packed), coder, tables.flat[table : table + TABLE_SIZE + 16])
+            arrays = unit_stream.decode_group(
+                np.frombuffer(payload, np.uint8), len(packed), coder, tables.flat[table : table + TABLE_SIZE + 16]
+            )
             coder.join(arrays, packed)
         except (CodecError, BlockLayoutError) as error:
             error.tensor, error.row_group = span.name, unit
             raise
 
 
-def _decode_batch(
+def _decode_streams(
     parts: list[Part], words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables,
     out: np.ndarray,
 ) -> np.ndarray:
-    """Decode parts in one compiled call; return the status of each row group."""
+    """Decode the coded row groups of some parts, those that can be in one compiled call; return the status of all units."""
     from lazyweights.container import batch_decode
 
-    if any(part.span.plan is not None and part.span.plan.coder == SHARED for part in parts):
-        return _decode_each(parts, words, starts, sizes, kinds, tables, out)
+    status = np.zeros(len(kinds), np.uint8)
+    together: list[Part] = []
     arrays: list[batch_decode.PlanArrays] = []
-    rows = []
-    first = 0
-    by_rans = False
     for part in parts:
-        mine = part.span.decode_arrays
-        assert mine is not None
-        assert part.span.plan is not None
-        arrays.append(mine)
-        rows.append([part.n_rows, first, part.n_units, part.first_byte, *mine.numbers])
-        first += part.n_units
-        by_rans |= part.span.plan.coder == RANS
-    status = np.zeros(first, np.uint8)
-    rans_tables = tables.rans_flat if by_rans else np.zeros(0, np.uint32)
-    batch_decode.decode_plans(rows, arrays, words, starts, sizes, kinds, tables.flat, rans_tables, out, status)
-    return status
-
-
-def _decode_each(
-    parts: list[Part], words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables,
-    out: np.ndarray,
-) -> np.ndarray:
-    """Decode parts of which some have shared rows one by one; return the status of each row group."""
-    from lazyweights.container import shared_decode
-
-    status = np.zeros(len(starts), np.uint8)
-    first = 0
-    for part in parts:
-        units = slice(first, first + part.n_units)
-        first += part.n_units
         span = part.span
-        assert span.plan is not None
-        if span.plan.coder != SHARED:
-            status[units] = _decode_batch([part], words, starts[units], sizes[units], kinds[units], tables, out)
+        plan = span.plan
+        if plan is None:
             continue
-        packed = out[part.first_byte : part.first_byte + part.n_rows * span.row_bytes].reshape(part.n_rows, span.row_bytes)
-        shared_decode.decode_shared_rows(
-            tensor_coder(span.type_id, span.shape[0]), span.plan, words, starts[units], sizes[units], kinds[units],
-            tables.rans_flat, packed, status[units],
-        )
+        mine = span.decode_arrays if plan.coder != SHARED else None
+        if mine is not None:
+            together.append(part)
+            arrays.append(mine)
+        else:
+            units = slice(part.index, part.index + part.n_units)
+            _decode_alone(part, words, starts[units], sizes[units], kinds[units], tables, out, status[units])
+    if together:
+        rows = [[part.n_rows, part.index, part.n_units, part.first_byte] for part in together]
+        by_rans = any(part.span.plan is not None and part.span.plan.coder == RANS for part in together)
+        rans_tables = tables.rans_flat if by_rans else np.zeros(0, np.uint32)
+        batch_decode.decode_plans(rows, arrays, words, starts, sizes, kinds, tables.flat, rans_tables, out, status)
     return status
 
 
-def _decode_planes(
-    part: Part, words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables, out: np.ndarray
-) -> np.ndarray:
-    """Decode a part of a type that is not decoded in batches; return the status of each row group."""
-    span = part.span
-    assert span.plan is not None
+def _decode_alone(
+    part: Part, words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables, out: np.ndarray,
+    status: np.ndarray,
+) -> None:
+    """Decode a part that has shared rows or a type that is not decoded in batches; fill the status of its row groups."""
+    span, plan = part.span, part.span.plan
+    assert plan is not None
     coder = tensor_coder(span.type_id, span.shape[0])
     packed = out[part.first_byte : part.first_byte + part.n_rows * span.row_bytes].reshape(part.n_rows, span.row_bytes)
+    if plan.coder == SHARED and span.decode_arrays is not None:
+        from lazyweights.container import shared_decode
+
+        shared_decode.decode_shared_rows(coder, plan, words, starts, sizes, kinds, tables.rans_flat, packed, status)
+        return
     try:
-        return coder.decode(part.n_rows, words, starts, sizes, kinds, span.plan, tables.flat, tables.rans_flat, packed)
+        status[:] = coder.decode(part.n_rows, words, starts, sizes, kinds, plan, tables.flat, tables.rans_flat, packed)
     except BlockLayoutError as error:
         error.tensor, error.row_group = span.name, part.first_unit
         raise
 
 
-def _group_bytes(part: Part, k: int) -> slice:
-    """The bytes of row group k of a part in the output."""
+def _unit_bytes(part: Part, k: int) -> slice:
+    """The bytes of unit k of a part in the output."""
+    if part.span.plan is None:
+        return slice(part.first_byte, part.first_byte + part.span.unit_bytes(part.first_unit))
     row_bytes = part.span.row_bytes
     first, last = TILE_ROWS * k, min(TILE_ROWS * (k + 1), part.n_rows)
     return slice(part.first_byte + first * row_bytes, part.first_byte + last * row_bytes)
 
 
 def _locate(parts: list[Part], k: int) -> tuple[Part, int, slice]:
-    """Return the part that row group k of a batch belongs to, its number within the span, and its bytes in the output."""
-    for part in parts:
-        if k < part.n_units:
-            return part, part.first_unit + k, _group_bytes(part, k)
-        k -= part.n_units
-    raise IndexError(k)
+    """Return the part that unit k belongs to, its number within the span, and its bytes in the output."""
+    part = next(part for part in parts if part.index <= k < part.index + part.n_units)
+    return part, part.first_unit + k - part.index, _unit_bytes(part, k - part.index)
 
 
-def check_units(parts: list[Part], checksums: np.ndarray, out: np.ndarray) -> None:
-    """Compare the checksum of each row group in `out`, uint8, flat, with the file's.
+def check_units(parts: list[Part], checksums: np.ndarray, offsets: np.ndarray, out: np.ndarray) -> None:
+    """Compare the checksum of each unit in `out`, uint8, flat, with the file's; `offsets` are those of the units in the file.
 
     Raises
     ------
     ChecksumError
     """
     view = memoryview(out)
-    all_expected = iter(checksums.tolist())
+    expected = checksums.tolist()
     for part in parts:
-        size = TILE_ROWS * part.span.row_bytes
-        end = part.first_byte + part.n_rows * part.span.row_bytes
-        for k in range(part.n_units):
-            at = part.first_byte + k * size
-            found = checksum(view[at : min(at + size, end)])
-            expected = next(all_expected)
-            if found != expected:
+        at, span = part.first_byte, part.span
+        size = TILE_ROWS * span.row_bytes if span.plan is not None else span.unit_bytes(part.first_unit)
+        end = at + (part.n_rows * span.row_bytes if span.plan is not None else size)
+        for k in range(part.index, part.index + part.n_units):
+            found = checksum(view[at : at + size] if at + size < end else view[at:end])
+            if found != expected[k]:
+                unit = part.first_unit + k - part.index
+                if span.plan is None:
+                    raise ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=int(offsets[k]))
                 raise ChecksumError(
-                    "a row group is damaged", tensor=part.span.name, row_group=part.first_unit + k,
-                    expected=f"{expected:016x}", found=f"{found:016x}",
+                    "a row group is damaged", tensor=span.name, row_group=unit, expected=f"{expected[k]:016x}",
+                    found=f"{found:016x}",
                 )
+            at += size
 
 
 def rows_per_run(span: CodedSpan, run_bytes: int) -> int:
-    """Rows (whole row groups) to code at a time so that a run has about `run_bytes` packed bytes."""
+    """Rows (whole row groups, where there are many a multiple of four) to code at a time: about `run_bytes` packed bytes."""
     known = GGML_TYPES[span.type_id]
     row_bytes = span.shape[0] // known.block_size * known.block_bytes
-    return max(1, run_bytes // (TILE_ROWS * row_bytes)) * TILE_ROWS
+    n_groups = max(1, run_bytes // (TILE_ROWS * row_bytes))
+    return (n_groups if n_groups < STREAMS else n_groups // STREAMS * STREAMS) * TILE_ROWS

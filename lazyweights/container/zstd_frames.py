@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import zstandard
 
 from lazyweights.errors import FormatError
@@ -34,9 +36,20 @@ def decompress(frame: bytes | memoryview, n_bytes: int, what: str) -> bytes:
         declared = zstandard.frame_content_size(frame)
         if declared not in (-1, n_bytes):
             raise FormatError(f"{what} has another size", expected=n_bytes, found=declared)
-        data = zstandard.ZstdDecompressor().decompress(frame, max_output_size=n_bytes)
+        data = _decompressor().decompress(frame, max_output_size=n_bytes)
     except zstandard.ZstdError as error:
         raise FormatError(f"{what} does not decompress: {error}") from error
     if len(data) != n_bytes:
         raise FormatError(f"{what} has another size", expected=n_bytes, found=len(data))
     return data
+
+
+_of_thread = threading.local()
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """This thread's decompressor: one takes longer to make than a small frame to decode."""
+    found: zstandard.ZstdDecompressor | None = getattr(_of_thread, "decompressor", None)
+    if found is None:
+        found = _of_thread.decompressor = zstandard.ZstdDecompressor()
+    return found

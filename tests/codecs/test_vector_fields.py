@@ -42,6 +42,29 @@ def test_unpack_aligned_declines_what_does_not_fit():
     assert got.tolist() == [127] * 15
 
 
+@pytest.mark.parametrize(("n_bits", "base"), [(8, 0), (5, 0), (5, 97), (5, 255)])
+def test_join_words_equals_its_definition(n_bits, base):
+    from lazyweights.codecs.vector_fields import join_words
+
+    rng = np.random.default_rng(base)
+    n, at, byte, out_at = 160, 3, 7, 5
+    symbols = rng.integers(0, 256, at + n, dtype=np.uint8)
+    low = rng.integers(0, 1 << n_bits, n, dtype=np.uint32)
+    raw = np.zeros(byte + n * n_bits // 8 + 64, np.uint8)
+    bit_kernels.pack_bits(low, n_bits, raw, 8 * byte)
+    out = np.full(out_at + 2 * n + 3, 0xAA, np.uint8)
+    join_words(symbols, at, raw, byte, n_bits, base, out, out_at, n)
+    code = symbols[at:].astype(np.uint32)
+    if n_bits == 8:
+        words = code << 7 | low & 127 | low >> 7 << 15
+    else:
+        code += 8 * base
+        words = (code >> 3 & 255) << 7 | (code & 7) << 4 | low & 15 | low >> 4 << 15
+    np.testing.assert_array_equal(out[out_at : out_at + 2 * n], words.astype("<u2").view(np.uint8))
+    assert out[:out_at].tolist() == [0xAA] * out_at
+    assert out[out_at + 2 * n :].tolist() == [0xAA] * 3
+
+
 @pytest.mark.parametrize("base", [0, 256])
 @pytest.mark.parametrize(
     ("by_zero", "with_sub", "per_scale", "steps"), [(0, 0, 1, 0), (0, 0, 2, 8), (0, 1, 8, 0), (1, 0, 1, 0), (1, 1, 8, 0)]

@@ -19,6 +19,7 @@ from lazyweights.container.coded_file import CHUNK_BYTES, CODED, CODED_UNFORCED,
 from lazyweights.container.decoder import decode_file, decode_stream, verify_file
 from lazyweights.container.encoder import encode_file
 from lazyweights.container.jobs import Progress
+from lazyweights.container.tensor_coder import HUFFMAN, RANS
 from lazyweights.errors import FormatError, LazyWeightsError
 from tests.container.coded_samples import (
     change_plane,
@@ -565,3 +566,56 @@ def test_verify_against_another_file(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=said) as caught:
             verify_file(tmp_path / "sample.gguf.lw", against=other, threads=1)
         assert caught.value.path == str(other)
+
+
+def _halves(type_name: str, kind: str, rows: int, columns: int) -> bytes:
+    """Rows of F16 or BF16: a bell, a bell with one large value in row groups 5 and 10, mostly zeros, or any bits."""
+    n = rows * columns
+    rng = np.random.default_rng([len(type_name), len(kind)])
+    if kind == "any":
+        return rng.integers(0, 1 << 16, n, dtype=np.uint16).astype("<u2").tobytes()
+    values = rng.normal(0, 0.02, n).astype(np.float32)
+    if kind == "zeros":
+        values[rng.random(n) < 0.95] = 0
+    words = (values.view(np.uint32) >> 16).astype("<u2") if type_name == "BF16" else values.astype("<f2").view("<u2")
+    if kind == "wide":
+        step = 5 * TILE_ROWS * columns
+        words[step::step] = 0x7F00
+    return words.tobytes()
+
+
+@pytest.mark.parametrize(("kind", "coder"), [("bells", HUFFMAN), ("wide", HUFFMAN), ("zeros", RANS), ("any", HUFFMAN)])
+@pytest.mark.parametrize("type_name", ["F16", "BF16"])
+@pytest.mark.parametrize("columns", [96, 40])
+def test_halves(columns, type_name, kind, coder, tmp_path):
+    rows = 11 * TILE_ROWS + 13
+    data = build_gguf([("t", TYPE_BY_NAME[type_name].type_id, (columns, rows), _halves(type_name, kind, rows, columns))])
+    layout = layout_of(check_round_trip(data, tmp_path))
+    plans = [span.plan for span in layout.head.spans if span.plan is not None]
+    assert [plan.coder for plan in plans] == ([] if kind == "any" else [coder])
+    if type_name == "BF16" and plans:
+        span, units = coded_span(layout, "t")
+        expected = [CODED] * span.n_units
+        if kind == "wide":
+            expected = [CODED_UNFORCED if g in (5, 10) else CODED for g in range(span.n_units)]
+        if kind != "zeros":
+            assert layout.kinds[units].tolist() == expected
+
+
+def test_a_job_spans_tensors_and_verbatim_bytes(tmp_path):
+    """Norms stay verbatim between tensors that are coded; all behind the header are decoded at once, in their order."""
+    rng = np.random.default_rng(4)
+    q4_1 = TYPE_BY_NAME["Q4_1"].type_id
+    tensors: list[Tensor] = []
+    for k in range(4):
+        tensors.append((f"blk.{k}.w", q4_1, (64, 200), tensor_bytes(q4_1, (64, 200), rng)))
+        tensors.append((f"blk.{k}.norm", TYPE_BY_NAME["F32"].type_id, (64,), rng.bytes(4 * 64)))
+    data = build_gguf(tensors)
+    layout = layout_of(check_round_trip(data, tmp_path))
+    header, job = decoder._jobs(layout)
+    assert [part.span.is_coded for part in header.parts] == [False]
+    assert header.table_set == -1
+    assert [part.span.is_coded for part in job.parts] == 4 * [True, False]
+    assert [part.index for part in job.parts] == [sum(p.n_units for p in job.parts[:i]) for i in range(8)]
+    assert (job.first_byte, job.n_bytes) == (header.n_bytes, len(data) - header.n_bytes)
+    assert (header.name, job.name) == ("", "blk.0.w")
