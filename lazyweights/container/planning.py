@@ -373,14 +373,14 @@ def _choose_rans(batch: list[Counted], lengths: np.ndarray, tables: np.ndarray, 
 
 def rans_bits(counts: np.ndarray, tables: np.ndarray, freqs: np.ndarray) -> int:
     """Return the bits that rANS takes for some contexts, without states; exact to 1/65536 bit a symbol, rounded up."""
-    costs = np.zeros(freqs.shape, np.int64)
-    for t in np.unique(tables):
-        for s in np.flatnonzero(freqs[t]):
-            costs[t, s] = (12 << 16) - _log2(int(freqs[t, s]))
+    costs = np.where(freqs > 0, (12 << 16) - _freq_logs()[freqs], 0)
     return int(coded_bits(counts, tables, costs).sum()) + 65535 >> 16
 
 
-_log2 = functools.lru_cache(maxsize=8192)(log2_q16)
+@functools.cache
+def _freq_logs() -> np.ndarray:
+    """Logarithms of the frequencies 0 (not to be used) .. 4096 in 1/65536, int64 (4097,)."""
+    return np.concatenate([np.zeros(1, np.int64), log2_all(np.arange(1, 4097))])
 
 
 def _statistics(
