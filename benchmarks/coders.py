@@ -47,7 +47,7 @@ def count_model(path: str) -> list[planning.Counted]:
             coder = tensor_coder(span.type_id, span.shape[0])
             packed = np.frombuffer(source.read(run.offset, run.n_bytes), np.uint8).reshape(run.rows, -1)
             if counts is None:
-                counts = coder.new_counts(packed[:64])
+                counts = coder.new_counts(coder.context_bases(coder.split(packed[:64])))
             coder.count(packed, counts)
             if k + 1 == len(todo) or todo[k + 1].span != run.span:
                 counted.append(planning.reduce_counts(run.span, coder, counts, span.n_rows * span.outer, 1, False))

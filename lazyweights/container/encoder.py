@@ -263,7 +263,8 @@ def analyse(
     """Count the symbols of every tensor, choose its plan, hash the source."""
     spans = scan_spans(scan)
     first_rows = _first_rows(spans)
-    shared_rows = {} if lockstep else _find_shared(source, spans, first_rows, threads)
+    looks = ordered_map(lambda i: _look(source, spans, first_rows, i, lockstep), first_rows, threads)
+    seen = {i: (bases, shared) for i, bases, shared in looks}
     pool = BufferPool()
 
     def count(run: _Run) -> tuple[_Run, np.ndarray, Counts | SharedCounts | None]:
@@ -273,11 +274,11 @@ def analyse(
             source.read_into(run.offset, memoryview(buffer))
             return run, buffer, None
         coder = tensor_coder(span.type_id, span.shape[0])
-        shared = shared_rows.get(run.span)
+        bases, shared = seen[run.span]
         if shared is not None:
             shared_counts = coder.new_shared_counts(shared)
         else:
-            counts = coder.new_counts(_read_rows(source, span, *first_rows[run.span]))
+            counts = coder.new_counts(bases)
         packed = buffer.reshape(run.rows, -1)
         step = rows_per_run(span, COUNT_PIECE_BYTES)
         for row in range(0, run.rows, step):
@@ -324,25 +325,22 @@ def _read_rows(source: Source, span: CodedSpan, offset: int, rows: int) -> np.nd
     return np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1)
 
 
-def _find_shared(
-    source: Source, spans: list[CodedSpan], first_rows: dict[int, tuple[int, int]], threads: int
-) -> dict[int, SharedRows]:
-    """Return what the rows share of each tensor whose rows share their scales, by span."""
-
-    def find(i: int) -> tuple[int, SharedRows | None]:
-        span = spans[i]
-        coder = tensor_coder(span.type_id, span.shape[0])
-        offset, rows = first_rows[i]
-        if not may_share(coder, span.n_rows * span.outer) or not first_rows_share(coder, _read_rows(source, span, offset, rows)):
-            return i, None
-        parts = []
-        for first in sample_groups(span.n_rows * span.outer, span.row_bytes):
-            rows = min(TILE_ROWS, span.n_rows * span.outer - first)
-            parts.append(_read_rows(source, span, offset + first * span.row_bytes, rows))
-        return i, find_shared_rows(coder, np.concatenate(parts))
-
-    found = ordered_map(find, first_rows, threads)
-    return {i: shared for i, shared in found if shared is not None}
+def _look(
+    source: Source, spans: list[CodedSpan], first_rows: dict[int, tuple[int, int]], i: int, lockstep: bool
+) -> tuple[int, tuple[int, ...], SharedRows | None]:
+    """Return what is known of tensor i before it is counted: its number, the bases of its contexts, and what its rows share."""
+    span = spans[i]
+    n_rows = span.n_rows * span.outer
+    coder = tensor_coder(span.type_id, span.shape[0])
+    offset, rows = first_rows[i]
+    arrays = coder.split(_read_rows(source, span, offset, rows))
+    bases = coder.context_bases(arrays)
+    if lockstep or not may_share(coder, n_rows) or not first_rows_share(coder, arrays):
+        return i, bases, None
+    parts = []
+    for first in sample_groups(n_rows, span.row_bytes):
+        parts.append(_read_rows(source, span, offset + first * span.row_bytes, min(TILE_ROWS, n_rows - first)))
+    return i, bases, find_shared_rows(coder, np.concatenate(parts))
 
 
 def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:

@@ -17,7 +17,7 @@ from lazyweights.codecs import TILE_ROWS
 from lazyweights.codecs.rans_pool import cluster, own_bits, seed_tables
 
 if TYPE_CHECKING:
-    from lazyweights.container.tensor_coder import TensorCoder
+    from lazyweights.container.tensor_coder import PlaneArrays, TensorCoder
 
 MAX_REFERENCES = 16
 N_COLUMN_CLASSES = 32
@@ -76,9 +76,9 @@ def may_share(coder: TensorCoder, n_rows: int) -> bool:
     return coder.layout.may_share_rows and n_rows >= MIN_ROWS
 
 
-def first_rows_share(coder: TensorCoder, packed: np.ndarray) -> bool:
-    """Return whether the first row group, uint8 (rows, row_bytes), looks like one of a tensor with shared rows."""
-    sides = side_rows(coder, packed)
+def first_rows_share(coder: TensorCoder, arrays: PlaneArrays) -> bool:
+    """Return whether the first row group, split, looks like one of a tensor with shared rows."""
+    sides = side_rows(coder, arrays)
     if sides.size > MATCHED_BYTES:
         sides = sides[:, : MATCHED_BYTES // len(sides)]
     different = _distances(sides, sides)
@@ -90,13 +90,13 @@ def find_shared_rows(coder: TensorCoder, packed: np.ndarray) -> SharedRows | Non
     """Return what the rows of a sample, uint8 (rows, row_bytes), share; None where they do not."""
     from lazyweights.container import shared_groups
 
-    sides = side_rows(coder, packed)
+    arrays = coder.split(packed)
+    sides = side_rows(coder, arrays)
     references = _references(sides)
     if int(_distances(sides, references).min(axis=1).sum()) > MAX_DIFFERENT * sides.size:
         return None
-    symbols = coder.split(packed).symbols
-    counts = np.zeros((symbols.shape[1], 256), np.int64)
-    shared_groups.count_columns(symbols, counts)
+    counts = np.zeros((arrays.symbols.shape[1], 256), np.int64)
+    shared_groups.count_columns(arrays.symbols, counts)
     found = SharedRows(references, _column_classes(counts), 0)
     widths = np.sort(coder.row_widths(packed, found))
     return replace(found, row_base=max(int(widths[len(widths) // 2]) - 2 * MIDDLE_LEVEL, 0))
@@ -109,17 +109,16 @@ def sample_groups(n_rows: int, row_bytes: int) -> list[int]:
     return [TILE_ROWS * (k * n_groups // wanted) for k in range(wanted)]
 
 
-def side_rows(coder: TensorCoder, packed: np.ndarray) -> np.ndarray:
-    """Return the side symbols of packed rows, uint8 (rows, side columns): plane after plane, in stream order."""
-    arrays = coder.split(packed)
-    planes = []
-    for half, values in zip(coder.layout.halves, arrays.half_values, strict=True):
-        low15 = values.astype(np.int32) & 0x7FFF
-        if half.delta_of >= 0:
-            low15 = (low15 - (arrays.half_values[half.delta_of].astype(np.int32) & 0x7FFF)) & 0x7FFF
-        planes.append((low15 >> 7).astype(np.uint8))
-        planes.append(((low15 & 127) | (values >> 15).astype(np.int32) << 7).astype(np.uint8))
-    return np.concatenate([*planes, arrays.byte_values], axis=1)
+def side_rows(coder: TensorCoder, arrays: PlaneArrays) -> np.ndarray:
+    """Return the side symbols of split rows, uint8 (rows, side columns): plane after plane, in stream order."""
+    from lazyweights.container import shared_groups
+
+    n_rows = arrays.byte_values.shape[0]
+    n_blocks = arrays.half_values.shape[2]
+    sides = np.empty((n_rows, 2 * len(coder.layout.halves) * n_blocks + arrays.byte_values.shape[1]), np.uint8)
+    delta_of = np.array([half.delta_of for half in coder.layout.halves], np.int64)
+    shared_groups.fill_side_rows(arrays.half_values, arrays.byte_values, delta_of, sides)
+    return sides
 
 
 def _references(sides: np.ndarray) -> np.ndarray:
@@ -158,7 +157,11 @@ def _settled(sample: np.ndarray, references: np.ndarray) -> np.ndarray:
 
 def _distances(rows: np.ndarray, references: np.ndarray) -> np.ndarray:
     """Return how many side values of each row differ from each reference, int64 (rows, references)."""
-    return np.stack([np.count_nonzero(rows != reference, axis=1) for reference in references], axis=1)
+    from lazyweights.container import shared_groups
+
+    out = np.empty((len(rows), len(references)), np.int64)
+    shared_groups.count_different(np.ascontiguousarray(rows), np.ascontiguousarray(references), out)
+    return out
 
 
 def _mode(rows: np.ndarray) -> np.ndarray:

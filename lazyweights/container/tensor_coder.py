@@ -421,12 +421,10 @@ class TensorCoder:
         """Field modes of the counting pass: the low parts are counted too."""
         return tuple(HalfMode(LOW_CODED, SIGN_STORED) for _ in self.layout.halves)
 
-    def new_counts(self, packed: np.ndarray) -> Counts:
-        """Return empty counts; the bases of running-mean contexts follow from the first rows, `packed`."""
-        arrays = self.split(packed)
-        modes = self.count_modes()
+    def context_bases(self, arrays: PlaneArrays) -> tuple[int, ...]:
+        """Return the bases of the running-mean contexts of all side planes that are counted; they follow from the first rows."""
         bases = []
-        for name in self.side_names(modes):
+        for name in self.side_names(self.count_modes()):
             base = 0
             if name == "row_level" and self.layout.forced == WINDOWED:
                 # The window covers 32 octaves; two of them stay free above the largest value seen.
@@ -435,12 +433,15 @@ class TensorCoder:
                 high = (arrays.half_values[0] & 0x7FFF) >> 7 if self.layout.halves else arrays.byte_values
                 base = min(max(int(high.astype(np.int64).sum()) // high.size - 15, 0), 225)
             bases.append(base)
-        n_sides = len(bases)
+        return tuple(bases)
+
+    def new_counts(self, bases: tuple[int, ...]) -> Counts:
+        """Return empty counts, for these bases of running-mean contexts."""
         return Counts(
-            np.zeros((n_sides, N_SIDE_CONTEXTS, 256), np.uint32),
+            np.zeros((len(bases), N_SIDE_CONTEXTS, 256), np.uint32),
             np.zeros((2 * N_CELL_CONTEXTS, 256), np.uint32),
             np.zeros(2, np.int64),
-            tuple(bases),
+            bases,
         )
 
     def count(self, packed: np.ndarray, counts: Counts, plain: bool = False) -> None:

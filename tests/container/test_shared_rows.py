@@ -246,7 +246,7 @@ def test_references(share: float) -> None:
         found = shared_rows.find_shared_rows(coder, np.frombuffer(data, np.uint8).reshape(1024, -1))
         assert found is not None
         assert len(found.references) == n
-        sides = shared_rows.side_rows(coder, np.frombuffer(data, np.uint8).reshape(1024, -1))
+        sides = shared_rows.side_rows(coder, coder.split(np.frombuffer(data, np.uint8).reshape(1024, -1)))
         different = np.min([(sides != row).sum(axis=1) for row in found.references], axis=0)
         assert different.sum() <= (share + 0.05) * sides.size // 2
 
