@@ -13,14 +13,17 @@ from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.rans import normalized_freqs
 from lazyweights.codecs.table_pool import MAX_TABLES, NO_OWNER, build_pool, coded_bits, effective_lengths, sum_rows
 from lazyweights.container.coded_file import TableSet
-from lazyweights.container.count_kernels import total_counts, used_rows
+from lazyweights.container.count_kernels import merge_contexts, total_counts, used_rows
 from lazyweights.container.shared_planning import SharedCounted, plan_shared
 from lazyweights.container.stream_layout import (
+    BY_LEVEL,
+    BY_ZERO_AND_LEVEL,
     FORCED_ABS_127,
     FORCED_BITS,
     FORCED_MIN,
     FORCED_MIN_MAX,
     N_CELL_CONTEXTS,
+    N_LEVELS,
     WINDOW_LOW_BITS,
     WINDOWED,
 )
@@ -64,6 +67,9 @@ RANS_MIN_SAVING = 1 / 2048
 
 RANS_STATE_BITS, RANS_TAIL_BITS = 9, 16
 """What the state of a lane costs beside the symbols, on average; and its bits that raw bits fill if there are enough."""
+
+FEW_SYMBOLS = 2048
+"""Contexts of cells with fewer symbols share their table with the context of the next level."""
 
 LOW_CODED_BITS = 6.5
 """The low bytes of a half field are coded where that takes fewer bits than this on average."""
@@ -150,6 +156,9 @@ def reduce_counts(
     if coder.layout.forced == WINDOWED and not lockstep:  # fewer raw bits, rather than more
         forced_bits = -int(counts.forced[0]) * coder.cell_codes * (coder.wide_bits - WINDOW_LOW_BITS)
     raw_bits += forced_bits
+    if coder.layout.mode in (BY_LEVEL, BY_ZERO_AND_LEVEL) and not lockstep:
+        cells = np.empty_like(counts.cells)
+        used_cells = merge_contexts(counts.cells, used_cells, N_LEVELS, FEW_SYMBOLS, cells)
     used = [used_sides[32 * i : 32 * i + 32] if planes else np.zeros(32, np.bool_) for i in keep] + [used_cells]
     kept = [rows[mask] for rows, mask in zip([*planes, cells], used if planes else used[-1:], strict=True)]
     return Counted(
