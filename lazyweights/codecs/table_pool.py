@@ -282,7 +282,7 @@ def _choose_allowed(
         for s in range(n_symbols):
             row[s] = counts[context, s]
         narrow = totals[context] < 1 << 18  # then sums are below 2**24, for no cost is above 64
-        smallest = np.inf
+        smallest = np.float64(np.inf)
         for k in range(allowed.shape[1]):
             t = allowed[owner_of[i], k]
             if narrow:
@@ -291,7 +291,7 @@ def _choose_allowed(
                     narrow_size += row[s] * costs[t, s]
                 size = np.float64(narrow_size)
             else:
-                size = 0.0
+                size = np.float64(0)
                 for s in range(n_symbols):
                     size += np.float64(counts[context, s]) * np.float64(costs[t, s])
             if size < smallest:

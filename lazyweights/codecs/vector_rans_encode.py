@@ -140,9 +140,7 @@ def _rows_codegen(table_of_symbol: bool) -> Callable[..., Any]:
 
 
 @intrinsic
-def _cells(
-    typingctx, symbols, base, lane_stride, cell_stride, cell_length, tables, table_at, n_cells, freqs, states, scratch, at
-):  # type: ignore[no-untyped-def]
+def _cells(typingctx, symbols, base, lane_stride, cell_stride, cell_length, tables, table_at, n_cells, freqs, states, scratch, at):  # type: ignore[no-untyped-def]  # noqa: E501
     """Encode cells of at least four symbols, with a table each."""
     signature = types.int64(
         symbols, base, lane_stride, cell_stride, cell_length, tables, table_at, n_cells, freqs, states, scratch, at

@@ -29,7 +29,7 @@ from lazyweights.container.shared_planning import reduce_shared_counts
 from lazyweights.container.shared_rows import SharedRows, find_shared_rows, first_rows_share, may_share, sample_groups
 from lazyweights.container.string_kernels import follow_strings
 from lazyweights.container.tensor_coder import Counts, SharedCounts, TensorPlan, is_codable
-from lazyweights.container.unit_codec import Tables, Unit, encode_rows, encode_verbatim, rows_per_run, tensor_coder
+from lazyweights.container.unit_codec import Tables, UnitRun, encode_rows, encode_verbatim, rows_per_run, tensor_coder, unit_run
 from lazyweights.errors import FormatError, LazyWeightsError
 
 COUNT_RUN_BYTES = 1 << 22
@@ -394,12 +394,12 @@ def _write(
     header_bytes, arrays = header_arrays(source, scan)
     pool = BufferPool()
 
-    def encode(run: _Run) -> tuple[_Run, list[Unit]]:
+    def encode(run: _Run) -> tuple[_Run, UnitRun]:
         span = head.spans[run.span]
         if span.plan is None:
             data = source.read(run.offset, run.n_bytes)
             in_header = run.offset < header_bytes
-            return run, [encode_verbatim(bytes(data), arrays if in_header else None, run.offset)]
+            return run, unit_run(encode_verbatim(bytes(data), arrays if in_header else None, run.offset))
         buffer = pool.take(run.n_bytes)
         source.read_into(run.offset, memoryview(buffer))
         coded = encode_rows(span, buffer.reshape(run.rows, -1), tables[span.plan.table_set], lockstep, verify)
@@ -409,14 +409,11 @@ def _write(
     at = payload_offset
     done = k = 0
     for run, coded in ordered_map(encode, runs(head.spans, ENCODE_RUN_BYTES), threads):
-        for unit in coded:
-            n = len(unit.payload)
-            units[k] = (n | unit.kind << 28, unit.checksum)
-            k += 1
-            sink.write(unit.payload)
-            if n % 4:
-                sink.write(bytes(-n % 4))
-            at += n + -n % 4
+        units[k : k + len(coded.entries)] = coded.entries
+        k += len(coded.entries)
+        for part in coded.parts:
+            sink.write(part)
+            at += len(part)
         done += run.n_bytes
         if progress:
             progress(Progress(done, source.size, at, "encode", head.spans[run.span].name))

@@ -22,7 +22,7 @@ from lazyweights.errors import FormatError, LazyWeightsError
 
 STRINGS, WORDS = 0, 1
 N_STREAMS = 6
-LEVEL, SHORT_LEVEL = 10, 15
+LEVEL, SHORT_LEVEL = 7, 15
 SHORT_STREAM = 1 << 18
 """Streams of up to so many bytes take the higher zstd level, which would take too long for the characters of a vocabulary."""
 
