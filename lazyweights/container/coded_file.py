@@ -32,9 +32,11 @@ from lazyweights.container.gguf_scan import describe_bytes
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.numbers import NumberReader, pack_number, pack_numbers
 from lazyweights.container.shared_rows import MAX_REFERENCES, N_COLUMN_CLASSES, SharedRows
+from lazyweights.container.stream_layout import newest_form
 from lazyweights.container.tensor_coder import (
     HUFFMAN,
     LOW_CODED,
+    RANS,
     SHARED,
     HalfMode,
     TensorCoder,
@@ -68,8 +70,13 @@ CHUNK_BYTES = 1 << 22
 MAX_HEAD_RATIO = 1 << 12
 MAX_UNIT_BYTES = 1 << 28
 
-HEAD_LEVEL = 12
-"""zstd level of the head: 19 saves a tenth of it, some kilobytes, and takes five to twenty-five times as long."""
+SECOND_FORM = 4
+"""What is added to the number of the coder where a plan is for the second form of its type."""
+
+LONG_HEAD = 1 << 15
+HEAD_LEVEL, LONG_HEAD_LEVEL = 19, 12
+"""zstd levels of heads up to so many bytes and of longer ones, for which 19 saves a tenth, some kilobytes, and takes five to
+twenty-five times as long."""
 
 UNIT_DTYPE = np.dtype([("size", "<u4"), ("checksum", "<u8")])
 """size: payload bytes in bits 0..27, kind in bits 28..31; checksum: XXH3-64 of the source bytes of the unit."""
@@ -117,8 +124,12 @@ class CodedSpan:
             return None
         from lazyweights.container import batch_decode
 
-        coder = tensor_coder(self.type_id, self.shape[0])
-        return batch_decode.plan_arrays(coder, self.plan) if batch_decode.is_compiled(coder) else None
+        return batch_decode.plan_arrays(self.coder, self.plan) if batch_decode.is_compiled(self.coder) else None
+
+    @functools.cached_property
+    def coder(self) -> TensorCoder:
+        """The coder of a tensor: of the form that its plan names, or else of the one in which it would be written."""
+        return tensor_coder(self.type_id, self.shape[0], None if self.plan is None else self.plan.form)
 
     @functools.cached_property
     def n_rows(self) -> int:
@@ -190,7 +201,7 @@ class Head:
 
 def _pack_plan(plan: TensorPlan) -> bytes:
     modes = [mode.low | mode.sign << 1 for mode in plan.modes]
-    numbers = pack_numbers([plan.table_set, plan.coder, *modes, *plan.bases])
+    numbers = pack_numbers([plan.table_set, plan.coder + SECOND_FORM * plan.form, *modes, *plan.bases])
     packed = numbers + plan.side_tables.tobytes() + plan.cell_tables.tobytes()
     shared = plan.shared
     if shared is None:
@@ -202,11 +213,15 @@ def _pack_plan(plan: TensorPlan) -> bytes:
 _BYTES = bytes(range(256))
 
 
-def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]) -> TensorPlan:
+def _unpack_plan(r: NumberReader, type_id: int, columns: int, table_sets: list[TableSet]) -> TensorPlan:
     table_set = r.number()
     if table_set >= len(table_sets):
         raise FormatError("a plan names a table set that is not there", expected=f"< {len(table_sets)}", found=table_set)
-    cell_coder = r.number(SHARED)
+    cell_coder = r.number(SECOND_FORM + RANS if newest_form(type_id) else SHARED)
+    if SHARED < cell_coder < SECOND_FORM:
+        raise LimitError("a plan names a coder that is not known", expected=f"<= {SHARED} or >= {SECOND_FORM}", found=cell_coder)
+    coder = tensor_coder(type_id, columns, cell_coder // SECOND_FORM)
+    cell_coder -= SECOND_FORM * coder.form
     if cell_coder == SHARED and not coder.layout.may_share_rows:
         raise FormatError("a plan shares rows of a type whose scales are no halves")
     modes = []
@@ -228,7 +243,7 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
         by_rans = np.concatenate([by_rans, side_tables[:, 0], [shared.row_table]])
     if not table_sets[table_set].freqs[by_rans].any(axis=1).all():
         raise FormatError("a plan names a table without frequencies for rANS")
-    return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder, shared)
+    return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder, shared, coder.form)
 
 
 def _unpack_shared(r: NumberReader, coder: TensorCoder, modes: tuple[HalfMode, ...], n_tables: int) -> SharedRows:
@@ -299,7 +314,6 @@ def unpack_head(data: bytes, source_size: int) -> Head:
     spans: list[CodedSpan] = []
     tensors: list[TensorEntry] = []
     offset = 0
-    coders: dict[tuple[int, int], TensorCoder] = {}
     for i in range(r.number(len(data))):
         n_bytes = r.number(source_size - offset)
         if n_bytes == 0:
@@ -308,19 +322,13 @@ def unpack_head(data: bytes, source_size: int) -> Head:
             name, type_id, shape = _unpack_tensor(r)
             if not is_codable(type_id, shape):
                 raise FormatError("a coded span has a type or shape that is not coded", tensor=name, found=(type_id, shape))
-            if (type_id, shape[0]) not in coders:
-                coders[type_id, shape[0]] = TensorCoder(type_id, shape[0])
-            coder = coders[type_id, shape[0]]
-            rows = 1
-            for n in shape[1:]:
-                rows *= n
-            if rows * coder.row_bytes != n_bytes:
+            if _size_of(type_id, shape) != n_bytes:
                 raise FormatError(
                     "the bytes of a coded span are not those of its shape", tensor=name,
-                    expected=rows * coder.row_bytes, found=n_bytes,
+                    expected=_size_of(type_id, shape), found=n_bytes,
                 )
             entropy_millibits, code_bits = r.number(), r.number()
-            plan = _unpack_plan(r, coder, table_sets)
+            plan = _unpack_plan(r, type_id, shape[0], table_sets)
             spans.append(CodedSpan(n_bytes, name, type_id, shape, plan, entropy_millibits, code_bits))
             tensors.append(TensorEntry(name, type_id, shape, offset, n_bytes, i))
         else:
@@ -422,7 +430,7 @@ def checksum(data: bytes | memoryview | np.ndarray) -> int:
 def head_parts(layout_head: Head) -> tuple[bytes, int]:
     """Return the compressed head and its size before compression."""
     raw = pack_head(layout_head)
-    return compress(raw, HEAD_LEVEL), len(raw)
+    return compress(raw, HEAD_LEVEL if len(raw) <= LONG_HEAD else LONG_HEAD_LEVEL), len(raw)
 
 
 def payload_offset(head_bytes: int, n_units: int) -> int:

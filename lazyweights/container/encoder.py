@@ -29,7 +29,7 @@ from lazyweights.container.shared_planning import reduce_shared_counts
 from lazyweights.container.shared_rows import SharedRows, find_shared_rows, first_rows_share, may_share, sample_groups
 from lazyweights.container.string_kernels import follow_strings
 from lazyweights.container.tensor_coder import Counts, SharedCounts, TensorPlan, is_codable
-from lazyweights.container.unit_codec import Tables, UnitRun, encode_rows, encode_verbatim, rows_per_run, tensor_coder, unit_run
+from lazyweights.container.unit_codec import Tables, UnitRun, encode_rows, encode_verbatim, rows_per_run, unit_run
 from lazyweights.errors import FormatError, LazyWeightsError
 
 COUNT_RUN_BYTES = 1 << 22
@@ -273,7 +273,7 @@ def analyse(
         if run.rows == 0:
             source.read_into(run.offset, memoryview(buffer))
             return run, buffer, None
-        coder = tensor_coder(span.type_id, span.shape[0])
+        coder = span.coder
         bases, shared = seen[run.span]
         if shared is not None:
             shared_counts = coder.new_shared_counts(shared)
@@ -305,7 +305,7 @@ def analyse(
                 current.add(counts)  # type: ignore[arg-type]  # of the same tensor, so of the same kind
             if k + 1 == len(todo) or todo[k + 1].span != run.span:
                 span = spans[run.span]
-                coder = tensor_coder(span.type_id, span.shape[0])
+                coder = span.coder
                 n_rows = span.n_rows * span.outer
                 n_units = span.groups_per_outer * span.outer
                 if isinstance(current, SharedCounts):
@@ -331,7 +331,7 @@ def _look(
     """Return what is known of tensor i before it is counted: its number, the bases of its contexts, and what its rows share."""
     span = spans[i]
     n_rows = span.n_rows * span.outer
-    coder = tensor_coder(span.type_id, span.shape[0])
+    coder = span.coder
     offset, rows = first_rows[i]
     arrays = coder.split(_read_rows(source, span, offset, rows))
     bases = coder.context_bases(arrays)

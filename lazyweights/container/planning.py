@@ -323,7 +323,7 @@ class Planner:
             _fill_unused(numbers[32 * c.n_sides :], c.contexts[c.contexts >= 32 * c.n_sides] - 32 * c.n_sides)
             self.plans[c.index] = TensorPlan(
                 c.modes, c.bases, numbers[: 32 * c.n_sides].reshape(-1, 32), numbers[32 * c.n_sides :],
-                len(self.table_sets), RANS if c.index in by_rans else HUFFMAN,
+                len(self.table_sets), RANS if c.index in by_rans else HUFFMAN, form=c.coder.form,
             )
         if kept:
             self.table_sets.append(TableSet(lengths[used], freqs[used]))

@@ -27,7 +27,7 @@ from lazyweights.container.coded_file import (
     checksum,
 )
 from lazyweights.container.header_filter import ItemArray, filter_chunk, unfilter_chunk
-from lazyweights.container.tensor_coder import RANS, SHARED, tensor_coder
+from lazyweights.container.tensor_coder import RANS, SHARED
 from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress, decompress
 from lazyweights.errors import BlockLayoutError, ChecksumError, CodecError, FormatError
 
@@ -178,7 +178,7 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
         If what was encoded does not decode to the same bytes (a bug, or broken memory).
     """
     assert span.plan is not None
-    coder = tensor_coder(span.type_id, span.shape[0])
+    coder = span.coder
     source = memoryview(packed.reshape(-1))
     step = TILE_ROWS * packed.shape[1]
     starts = np.arange(0, packed.size, step)
@@ -319,7 +319,7 @@ def decode_parts(
             packed[:] = payload.reshape(packed.shape)
             continue
         assert span.plan is not None
-        coder = tensor_coder(span.type_id, span.shape[0])
+        coder = span.coder
         table = int(span.plan.cell_tables[0]) * TABLE_SIZE
         try:
             arrays = unit_stream.decode_group(payload, len(packed), coder, tables.flat[table : table + TABLE_SIZE + 16])
@@ -375,7 +375,7 @@ def _decode_each(
             continue
         packed = out[part.first_byte : part.first_byte + part.n_rows * span.row_bytes].reshape(part.n_rows, span.row_bytes)
         shared_decode.decode_shared_rows(
-            tensor_coder(span.type_id, span.shape[0]), span.plan, words, starts[units], sizes[units], kinds[units],
+            span.coder, span.plan, words, starts[units], sizes[units], kinds[units],
             tables.rans_flat, packed, status[units],
         )
     return status
@@ -387,7 +387,7 @@ def _decode_planes(
     """Decode a part of a type that is not decoded in batches; return the status of each row group."""
     span = part.span
     assert span.plan is not None
-    coder = tensor_coder(span.type_id, span.shape[0])
+    coder = span.coder
     packed = out[part.first_byte : part.first_byte + part.n_rows * span.row_bytes].reshape(part.n_rows, span.row_bytes)
     try:
         return coder.decode(part.n_rows, words, starts, sizes, kinds, span.plan, tables.flat, tables.rans_flat, packed)
