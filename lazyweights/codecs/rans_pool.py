@@ -115,9 +115,11 @@ def cluster(counts: np.ndarray, tables: np.ndarray) -> tuple[np.ndarray, int]:
     """
     for _ in range(N_ROUNDS):
         labels = sizes(counts, tables).argmin(axis=1)
-        tables = sum_rows(counts, labels, len(tables))
+        before, tables = tables, sum_rows(counts, labels, len(tables))
         kept = tables.any(axis=1)
         labels, tables = (np.cumsum(kept) - 1)[labels].clip(0), tables[kept]
+        if np.array_equal(tables, before):
+            break  # and so it would be in every further round
     own = entropy_sizes(tables, coarse_logs())
     order = np.argsort(own / tables.sum(axis=1), kind="stable")
     return np.argsort(order)[labels], int(own.sum()) // BIT

@@ -30,7 +30,7 @@ from lazyweights.codecs.canonical import check_pool
 from lazyweights.codecs.rans import PROB_SCALE, check_freqs
 from lazyweights.container.gguf_scan import describe_bytes
 from lazyweights.container.gguf_values import CODED_MAGIC
-from lazyweights.container.numbers import NumberReader, pack_number, pack_numbers
+from lazyweights.container.numbers import NumberReader, pack_freqs, pack_number, pack_numbers
 from lazyweights.container.shared_rows import MAX_REFERENCES, N_COLUMN_CLASSES, SharedRows
 from lazyweights.container.stream_layout import newest_form
 from lazyweights.container.tensor_coder import (
@@ -74,9 +74,9 @@ SECOND_FORM = 4
 """What is added to the number of the coder where a plan is for the second form of its type."""
 
 LONG_HEAD = 1 << 15
-HEAD_LEVEL, LONG_HEAD_LEVEL = 19, 12
-"""zstd levels of heads up to so many bytes and of longer ones, for which 19 saves a tenth, some kilobytes, and takes five to
-twenty-five times as long."""
+HEAD_LEVEL, LONG_HEAD_LEVEL, SHARED_HEAD_LEVEL = 19, 12, 17
+"""zstd levels of heads up to so many bytes; of longer ones, for which 19 saves a tenth, some kilobytes, and takes five to
+twenty-five times as long; and of heads with reference rows, in which a high level finds more."""
 
 UNIT_DTYPE = np.dtype([("size", "<u4"), ("checksum", "<u8")])
 """size: payload bytes in bits 0..27, kind in bits 28..31; checksum: XXH3-64 of the source bytes of the unit."""
@@ -270,7 +270,7 @@ def pack_head(head: Head) -> bytes:
         with_freqs = np.flatnonzero(table_set.freqs.any(axis=1))
         parts.append(pack_number(len(with_freqs)))
         for t in with_freqs.tolist():
-            parts.append(pack_numbers([t, *table_set.freqs[t].tolist()]))
+            parts += [pack_number(t), pack_freqs(table_set.freqs[t])]
     parts.append(pack_number(len(head.spans)))
     for span in head.spans:
         parts.append(pack_numbers([span.n_bytes, int(span.is_coded)]))
@@ -430,7 +430,11 @@ def checksum(data: bytes | memoryview | np.ndarray) -> int:
 def head_parts(layout_head: Head) -> tuple[bytes, int]:
     """Return the compressed head and its size before compression."""
     raw = pack_head(layout_head)
-    return compress(raw, HEAD_LEVEL if len(raw) <= LONG_HEAD else LONG_HEAD_LEVEL), len(raw)
+    level = HEAD_LEVEL
+    if len(raw) > LONG_HEAD:
+        shares = any(span.plan is not None and span.plan.shared is not None for span in layout_head.spans)
+        level = SHARED_HEAD_LEVEL if shares else LONG_HEAD_LEVEL
+    return compress(raw, level), len(raw)
 
 
 def payload_offset(head_bytes: int, n_units: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lazyweights.codecs import N_LANES
-from lazyweights.codecs.log2 import log2_all
+from lazyweights.codecs.log2 import coarse_logs, entropy_sizes, log2_all
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.rans import normalized_freqs
 from lazyweights.codecs.table_pool import MAX_TABLES, NO_OWNER, build_pool, coded_bits, effective_lengths, sum_rows
@@ -213,10 +213,9 @@ def entropy_bits_q16(counts: np.ndarray) -> int:
 
 def _half_mode(low: np.ndarray) -> HalfMode:
     n = int(low.sum())
-    used = low[low > 0]
     # No code is shorter than the entropy; where that is too long already (rounding apart) there is no need to find one.
-    if float((used * np.log2(n / used)).sum()) < (LOW_CODED_BITS + 0.001) * n:
-        coded_bits = 0 if used.size == 1 else int((low * code_lengths(low)).sum())
+    if float(entropy_sizes(low[None], coarse_logs())[0]) < 256 * (LOW_CODED_BITS + 0.05) * n:
+        coded_bits = 0 if np.count_nonzero(low) == 1 else int((low * code_lengths(low)).sum())
         if coded_bits < LOW_CODED_BITS * n:
             return HalfMode(LOW_CODED, SIGN_CLEAR)
     negative = int(low[128:].sum())

@@ -49,6 +49,39 @@ def fill_side_rows(half_values: np.ndarray, byte_values: np.ndarray, delta_of: n
 
 
 @njit(cache=True, nogil=True)
+def fill_modes(rows: np.ndarray, labels: np.ndarray, out: np.ndarray) -> None:
+    """Fill the most frequent value of each column of rows, uint8 (n, columns), that have a label, the smallest of equal ones.
+
+    `labels` int64 (n,); `out` uint8 (n_labels, columns).
+    """
+    counts = np.zeros((out.shape[0], 256), np.int32)
+    for column in range(rows.shape[1]):
+        counts[:] = 0
+        for row in range(rows.shape[0]):
+            counts[labels[row], rows[row, column]] += np.int32(1)
+        for label in range(out.shape[0]):
+            most = 0
+            for value in range(1, 256):
+                most = value if counts[label, value] > counts[label, most] else most
+            out[label, column] = most
+
+
+@njit(cache=True, nogil=True)
+def least_different(rows: np.ndarray) -> int:
+    """Return the sum, over rows uint8 (n, columns), of how many values differ from those of the other row that is most alike."""
+    n_rows, n_columns = rows.shape
+    least = np.full(n_rows, n_columns + 1)
+    for i in range(n_rows):
+        for k in range(i):
+            n = np.uint32(0)
+            for column in range(np.uint64(n_columns)):
+                n += np.uint32(rows[i, column] != rows[k, column])
+            least[i] = min(least[i], np.int64(n))
+            least[k] = min(least[k], np.int64(n))
+    return least.sum()
+
+
+@njit(cache=True, nogil=True)
 def count_different(rows: np.ndarray, references: np.ndarray, out: np.ndarray) -> None:
     """Count in how many values each row, uint8 (n, columns), differs from each reference; `out` int64 (n, references)."""
     for i in range(rows.shape[0]):

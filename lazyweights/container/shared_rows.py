@@ -78,12 +78,12 @@ def may_share(coder: TensorCoder, n_rows: int) -> bool:
 
 def first_rows_share(coder: TensorCoder, arrays: PlaneArrays) -> bool:
     """Return whether the first row group, split, looks like one of a tensor with shared rows."""
+    from lazyweights.container import shared_groups
+
     sides = side_rows(coder, arrays)
     if sides.size > MATCHED_BYTES:
         sides = sides[:, : MATCHED_BYTES // len(sides)]
-    different = _distances(sides, sides)
-    np.fill_diagonal(different, sides.shape[1] + 1)
-    return int(different.min(axis=1).sum()) <= MAX_DIFFERENT_AT_FIRST * sides.size
+    return shared_groups.least_different(np.ascontiguousarray(sides)) <= MAX_DIFFERENT_AT_FIRST * sides.size
 
 
 def find_shared_rows(coder: TensorCoder, packed: np.ndarray) -> SharedRows | None:
@@ -130,7 +130,7 @@ def _references(sides: np.ndarray) -> np.ndarray:
     sample = sides[::step]
     n_columns = sides.shape[1]
     few = n_columns // 24 + 1
-    references = _mode(sample)[None]
+    references = _modes(sample, np.zeros(len(sample), np.int64), 1)
     for _ in range(MAX_REFERENCES + 4):  # what the first of them mixed comes apart
         references = _settled(sample, references)
         best = _distances(sample, references).min(axis=1)
@@ -151,7 +151,9 @@ def _settled(sample: np.ndarray, references: np.ndarray) -> np.ndarray:
         nearest = _distances(sample, references).argmin(axis=1)
         used = np.bincount(nearest, minlength=len(references))
         order = np.argsort(-used, kind="stable")[: np.count_nonzero(used)]
-        references = np.stack([_mode(sample[nearest == k]) for k in order.tolist()])
+        before, references = references, _modes(sample, nearest, len(references))[order]
+        if np.array_equal(references, before):
+            break  # and so it would be in every further round
     return references
 
 
@@ -164,11 +166,13 @@ def _distances(rows: np.ndarray, references: np.ndarray) -> np.ndarray:
     return out
 
 
-def _mode(rows: np.ndarray) -> np.ndarray:
-    """Return the most frequent value of each column, the smallest of equally frequent ones."""
-    counts = np.zeros((rows.shape[1], 256), np.int64)
-    np.add.at(counts, (np.arange(rows.shape[1]), rows), 1)
-    return counts.argmax(axis=1).astype(np.uint8)
+def _modes(rows: np.ndarray, labels: np.ndarray, n_labels: int) -> np.ndarray:
+    """Return the most frequent value of each column in the rows of each label, the smallest of equally frequent ones."""
+    from lazyweights.container import shared_groups
+
+    out = np.empty((n_labels, rows.shape[1]), np.uint8)
+    shared_groups.fill_modes(np.ascontiguousarray(rows), labels, out)
+    return out
 
 
 def _column_classes(counts: np.ndarray) -> np.ndarray:

@@ -227,6 +227,8 @@ def _verify(
     CodecError
         If they differ.
     """
+    from lazyweights.codecs.byte_access import equal_bytes
+
     offsets = np.cumsum((sizes + 3) & ~np.int64(3))
     if isinstance(payload, list):
         words = np.zeros(int(offsets[-1]) // 4 + READ_AHEAD_WORDS, np.uint32)
@@ -236,14 +238,8 @@ def _verify(
     back = np.empty_like(packed)
     part = Part(span, 0, len(kinds), len(back))
     decode_parts([part], kinds, sizes, offsets - ((sizes + 3) & ~np.int64(3)), words, tables, back.reshape(-1))
-    if not _equal(back.reshape(-1), packed.reshape(-1)):
+    if not equal_bytes(back.reshape(-1), packed.reshape(-1)):
         raise CodecError("what was encoded does not decode to the same bytes; please report this", tensor=span.name)
-
-
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two uint8 arrays of the same size are equal: eight bytes at a time, the rest alone."""
-    whole = a.size // 8 * 8
-    return bool(np.array_equal(a[:whole].view(np.uint64), b[:whole].view(np.uint64)) and np.array_equal(a[whole:], b[whole:]))
 
 
 @dataclass(frozen=True)
