@@ -19,7 +19,6 @@ from lazyweights.codecs import canonical, lane_encode, lane_kernels, rans
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.table_pool import coded_bits, effective_lengths, sum_rows
 from lazyweights.container import encoder, planning
-from lazyweights.container.unit_codec import tensor_coder
 
 DEFAULT = ("smollm2", "gemma", "reference-f16", "reference-bf16")
 CELLS, CELL_LENGTH = 18, 32
@@ -44,10 +43,10 @@ def count_model(path: str) -> list[planning.Counted]:
         todo = [run for run in encoder.runs(spans, encoder.COUNT_RUN_BYTES) if run.rows]
         for k, run in enumerate(todo):
             span = spans[run.span]
-            coder = tensor_coder(span.type_id, span.shape[0])
+            coder = span.coder
             packed = np.frombuffer(source.read(run.offset, run.n_bytes), np.uint8).reshape(run.rows, -1)
             if counts is None:
-                counts = coder.new_counts(packed[:64])
+                counts = coder.new_counts(coder.context_bases(coder.split(packed[:64])))
             coder.count(packed, counts)
             if k + 1 == len(todo) or todo[k + 1].span != run.span:
                 counted.append(planning.reduce_counts(run.span, coder, counts, span.n_rows * span.outer, 1, False))

@@ -39,6 +39,7 @@ from lazyweights.container.stream_layout import (
     FORCED_MIN,
     FORCED_MIN_MAX,
     FORCED_NONE,
+    SECOND_LAYOUTS,
     STREAM_LAYOUTS,
     WINDOW_LOW_BITS,
     WINDOWED,
@@ -417,7 +418,7 @@ def type_cells(layout: StreamLayout) -> list[str]:
         f"{known.block_size} / {known.block_bytes}",
         ", ".join(f"{half.name} - scale" if half.delta_of == 0 else half.name for half in layout.halves) or "-",
         ", ".join(fields) or "-",
-        layout.codes,
+        "rank" if layout.ranked else layout.codes,
         str(layout.code_bits),
         str(layout.codes_per_symbol),
         str(layout.cell_codes or "*"),
@@ -428,10 +429,10 @@ def type_cells(layout: StreamLayout) -> list[str]:
     ]
 
 
-def type_table() -> str:
-    """Return the table of types as Markdown."""
+def type_table(layouts: dict[int, StreamLayout] = STREAM_LAYOUTS) -> str:
+    """Return the table of types, or of their second forms, as Markdown."""
     lines = [f"| {' | '.join(TYPE_COLUMNS)} |", "|" + "---|" * len(TYPE_COLUMNS)]
-    lines += [f"| {' | '.join(type_cells(layout))} |" for _, layout in sorted(STREAM_LAYOUTS.items())]
+    lines += [f"| {' | '.join(type_cells(layout))} |" for _, layout in sorted(layouts.items())]
     return "\n".join(lines)
 
 
@@ -711,7 +712,7 @@ def plane_table() -> str:
 
 
 GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
-    FORMAT: {"types": type_table, "example": worked_example},
+    FORMAT: {"types": type_table, "second forms": lambda: type_table(SECOND_LAYOUTS), "example": worked_example},
     REPOSITORY / "docs" / "blocks.md": {"planes": plane_table},
 }
 """The generated blocks of the documents, in the order in which they are made: the example is decoded with the types."""

@@ -5,6 +5,7 @@
 - `lanes`: plain Python reference of the lane streams, both layouts;
 - `lane_encode`, `lane_kernels`: the same in numba, encoder and decoder; `vector_encode`, `vector_kernels`: the same for CPUs
   with AVX-512;
+- `rans`: the other coder, reference and numba; `vector_rans`, `vector_rans_encode`: the same for CPUs with AVX-512;
 - `trellis`: codes whose low bits follow from the codes above them;
 - `table_pool`: few tables for many contexts; `size_kernels`: what they take.
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 
@@ -47,3 +48,12 @@ def load_u64(typingctx: Any, source: Any, at: Any) -> Any:
         return value
 
     return types.uint64(source, types.int64), codegen
+
+
+@njit(cache=True, nogil=True)
+def equal_bytes(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether two flat uint8 arrays of the same size are equal, in one pass and without an array of results."""
+    different = np.uint8(0)
+    for i in range(np.uint64(a.size)):
+        different |= a[i] ^ b[i]
+    return different == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numba import njit
 
@@ -43,4 +45,34 @@ def log2_all(values: np.ndarray) -> np.ndarray:
         # The bits below the highest one, from the top of 64 bits on.
         rest = (n << (np.uint64(63) - whole)) << np.uint64(1)
         out[i] = np.int64(whole << np.uint64(16) | _log2_fraction(rest))
+    return out
+
+
+@functools.cache
+def coarse_logs() -> np.ndarray:
+    """Logarithms of 16-bit numbers in 1/256, for `coarse_log`; int64 (65536,), 0 for 0."""
+    return np.concatenate([np.zeros(1, np.int64), log2_all(np.arange(1, 1 << 16)) >> 8])
+
+
+@njit(cache=True, nogil=True)
+def coarse_log(n: int, logs: np.ndarray) -> int:
+    """Return the logarithm of a positive number in 1/256; that of a large one is taken from its 16 highest bits."""
+    shift = 0
+    while n >> shift >= 65536:
+        shift += 1
+    return logs[n >> shift] + 256 * shift
+
+
+@njit(cache=True, nogil=True)
+def entropy_sizes(counts: np.ndarray, logs: np.ndarray) -> np.ndarray:
+    """Return the order-0 entropy of each row of counts, int64 (n, n_symbols), in 1/256 bits, float64 (n,), whole numbers."""
+    out = np.zeros(counts.shape[0])
+    for i in range(counts.shape[0]):
+        of_total = coarse_log(counts[i].sum(), logs)
+        size = 0
+        for s in range(counts.shape[1]):
+            n = counts[i, s]
+            if n > 0:
+                size += n * (of_total - coarse_log(n, logs))
+        out[i] = size
     return out

@@ -21,6 +21,7 @@ from numba import njit, uint32, uint64
 
 from lazyweights.codecs import vector_kernels as _vector
 from lazyweights.codecs import vector_rans as _vector_rows
+from lazyweights.codecs import vector_rans_encode as _vector_encode
 from lazyweights.codecs.lanes import Row, _visits
 from lazyweights.errors import CodecError
 
@@ -195,29 +196,62 @@ def encode_rans(
     states : uint32 (32,), start of each lane in, final state out
     scratch : uint16, output: the words stand at its end, in decoding order
     """
-    phase_stride, cell_stride, position_stride, lane_stride = strides
     n_cells = tables.shape[1]
     at = scratch.size
     for phase in range(1, -1, -1):
         n_lanes = (n_rows + 1 - phase) // 2
-        for cell in range(n_cells - 1, -1, -1):
-            for position in range(cell_length - 1, -1, -1):
-                base = phase * phase_stride + cell * cell_stride + position * position_stride
-                if at < n_lanes:
-                    return -2
-                for lane in range(n_lanes - 1, -1, -1):
-                    entry = freqs[tables[phase, cell, lane], symbols[base + lane * lane_stride]]
-                    freq = entry & uint32(0xFFFF)
-                    if freq == 0:
-                        return -1
-                    x = states[lane]
-                    if uint64(x) >= uint64(freq) << uint64(20):
-                        at -= 1
-                        scratch[at] = x & uint32(0xFFFF)
-                        x = x >> uint32(16)
-                    q = x // freq
-                    states[lane] = (q << uint32(12)) + (x - q * freq) + (entry >> uint32(16))
+        base = phase * strides[0]
+        if (
+            _VECTOR
+            and n_lanes == 32
+            and _vector_encode.can_encode(strides, cell_length, n_cells)
+            and at >= 32 * n_cells * cell_length
+        ):
+            at = _vector_encode.encode_rans_full(symbols, base, strides, tables, phase, freqs, cell_length, states, scratch, at)
+        else:
+            at = _encode_phase_scalar(symbols, base, strides, tables, phase, freqs, cell_length, n_lanes, states, scratch, at)
+        if at < 0:
+            return at
     return scratch.size - at
+
+
+@njit(cache=True, nogil=True)
+def _encode_phase_scalar(
+    symbols: np.ndarray,
+    base: int,
+    strides: tuple,
+    tables: np.ndarray,
+    phase: int,
+    freqs: np.ndarray,
+    cell_length: int,
+    n_lanes: int,
+    states: np.ndarray,
+    scratch: np.ndarray,
+    at: int,
+) -> int:
+    """Encode one phase of a plane whose symbols start at `base`, see `encode_rans`.
+
+    Words go in front of place `at` of `scratch`; returns the place of the last one, or -1 or -2 as `encode_rans`.
+    """
+    _, cell_stride, position_stride, lane_stride = strides
+    for cell in range(tables.shape[1] - 1, -1, -1):
+        for position in range(cell_length - 1, -1, -1):
+            first = base + cell * cell_stride + position * position_stride
+            if at < n_lanes:
+                return -2
+            for lane in range(n_lanes - 1, -1, -1):
+                entry = freqs[tables[phase, cell, lane], symbols[first + lane * lane_stride]]
+                freq = entry & uint32(0xFFFF)
+                if freq == 0:
+                    return -1
+                x = states[lane]
+                if uint64(x) >= uint64(freq) << uint64(20):
+                    at -= 1
+                    scratch[at] = x & uint32(0xFFFF)
+                    x = x >> uint32(16)
+                q = x // freq
+                states[lane] = (q << uint32(12)) + (x - q * freq) + (entry >> uint32(16))
+    return at
 
 
 @njit(cache=True, nogil=True)

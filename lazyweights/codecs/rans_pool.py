@@ -7,12 +7,10 @@ counted in 1/256 bits here. They are integers below 2**53, which float64 holds e
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 from numba import njit
 
-from lazyweights.codecs.log2 import log2_all
+from lazyweights.codecs.log2 import coarse_log, coarse_logs, entropy_sizes
 from lazyweights.codecs.table_pool import sum_rows
 
 BIT = 256
@@ -24,43 +22,15 @@ _ABSENT = 2 * BIT
 """What a symbol that a table lacks takes above one that it has seen once: it may be added."""
 
 
-@functools.cache
-def _logs() -> np.ndarray:
-    """Logarithms of 16-bit numbers in 1/256; those of larger ones are taken from their 16 highest bits."""
-    return np.concatenate([np.zeros(1, np.int64), log2_all(np.arange(1, 1 << 16)) >> 8])
-
-
-@njit(cache=True, nogil=True)
-def _log(n: int, logs: np.ndarray) -> int:
-    shift = 0
-    while n >> shift >= 65536:
-        shift += 1
-    return logs[n >> shift] + 256 * shift
-
-
-@njit(cache=True, nogil=True)
-def _own_sizes(counts: np.ndarray, logs: np.ndarray) -> np.ndarray:
-    out = np.zeros(counts.shape[0])
-    for i in range(counts.shape[0]):
-        of_total = _log(counts[i].sum(), logs)
-        size = 0
-        for s in range(counts.shape[1]):
-            n = counts[i, s]
-            if n > 0:
-                size += n * (of_total - _log(n, logs))
-        out[i] = size
-    return out
-
-
 @njit(cache=True, nogil=True)
 def _costs(totals: np.ndarray, logs: np.ndarray) -> np.ndarray:
     """Size of each symbol under the tables of some counts, float64 (256, n_tables), whole numbers."""
     out = np.empty((totals.shape[1], totals.shape[0]))
     for t in range(totals.shape[0]):
-        of_total = _log(totals[t].sum(), logs)
+        of_total = coarse_log(totals[t].sum(), logs)
         for s in range(totals.shape[1]):
             n = totals[t, s]
-            out[s, t] = of_total - _log(n, logs) if n > 0 else of_total + _ABSENT
+            out[s, t] = of_total - coarse_log(n, logs) if n > 0 else of_total + _ABSENT
     return out
 
 
@@ -90,13 +60,13 @@ def _improve(counts: np.ndarray, costs: np.ndarray, best: np.ndarray) -> None:
 
 def own_bits(counts: np.ndarray) -> int:
     """Return the order-0 entropies of the rows of counts together, in whole bits."""
-    return int(_own_sizes(counts, _logs()).sum()) // BIT
+    return int(entropy_sizes(counts, coarse_logs()).sum()) // BIT
 
 
 def sizes(counts: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Return what each row of counts, int64 (n, 256), takes under the tables of `totals`, in 1/256 bits, float64."""
     out = np.empty((len(counts), len(totals)))
-    _sizes(counts, _costs(totals, _logs()), out)
+    _sizes(counts, _costs(totals, coarse_logs()), out)
     return out
 
 
@@ -116,11 +86,11 @@ def seed_tables(counts: np.ndarray, n_tables: int, cost_bits: int) -> np.ndarray
     -------
     ndarray of int64, shape (1 .. n_tables, 256)
     """
-    own = _own_sizes(counts, _logs())
+    own = entropy_sizes(counts, coarse_logs())
     tables = [counts.sum(axis=0)]
     best = np.full(len(counts), np.inf)
     while True:
-        _improve(counts, _costs(tables[-1][None], _logs()).ravel(), best)
+        _improve(counts, _costs(tables[-1][None], coarse_logs()).ravel(), best)
         k = int(np.argmax(best - own))
         if len(tables) == n_tables or best[k] - own[k] < cost_bits * BIT:
             return np.stack(tables)
@@ -145,9 +115,11 @@ def cluster(counts: np.ndarray, tables: np.ndarray) -> tuple[np.ndarray, int]:
     """
     for _ in range(N_ROUNDS):
         labels = sizes(counts, tables).argmin(axis=1)
-        tables = sum_rows(counts, labels, len(tables))
+        before, tables = tables, sum_rows(counts, labels, len(tables))
         kept = tables.any(axis=1)
         labels, tables = (np.cumsum(kept) - 1)[labels].clip(0), tables[kept]
-    own = _own_sizes(tables, _logs())
+        if np.array_equal(tables, before):
+            break  # and so it would be in every further round
+    own = entropy_sizes(tables, coarse_logs())
     order = np.argsort(own / tables.sum(axis=1), kind="stable")
     return np.argsort(order)[labels], int(own.sum()) // BIT

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from lazyweights.codecs.log2 import coarse_logs, entropy_sizes
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.size_kernels import all_sizes, smallest_sizes
 
@@ -28,8 +29,11 @@ TABLES_OF_ONE_TENSOR = 10
 NO_OWNER = -1
 """Owner of a context that may use any table."""
 
-MAX_CLUSTERED = 8192
+MAX_CLUSTERED = 1024
 """Contexts that take part in the search; with more, the largest ones."""
+
+MAX_DECIDING = 64
+"""Contexts of one owner, the largest ones, that decide which tables it uses."""
 
 _ABSENT = 64  # stand-in length of a symbol that a table cannot code
 
@@ -89,9 +93,9 @@ def _describe(counts: np.ndarray) -> tuple:
 
 def _rebuild(counts: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of the used tables and each context's new table number."""
-    _, renumbered = np.unique(table_of, return_inverse=True)
-    lengths = np.stack([code_lengths(row) for row in sum_rows(counts, renumbered, int(renumbered.max()) + 1)])
-    return lengths, renumbered
+    totals = sum_rows(counts, table_of, int(table_of.max()) + 1)
+    used = totals.any(axis=1)
+    return np.stack([code_lengths(row) for row in totals[used]]), (np.cumsum(used) - 1)[table_of]
 
 
 def effective_lengths(lengths: np.ndarray) -> np.ndarray:
@@ -115,20 +119,25 @@ def coded_bits(counts: np.ndarray, table_of: np.ndarray, lengths: np.ndarray) ->
 
 
 def _seeds(group_counts: np.ndarray, n_tables: int) -> np.ndarray:
-    """Return lengths of up to `n_tables` tables: farthest first by bits lost against each group's own table."""
-    own = np.stack([code_lengths(c) for c in group_counts])
-    costs = _costs(own)
-    own_bits = coded_bits(group_counts, np.arange(len(own)), effective_lengths(own))
-    total = code_lengths(group_counts.sum(axis=0))[None]
-    seeds = [total[0]]
-    best = _total_costs(group_counts, _costs(total)[0].astype(np.int64))
+    """Return lengths of up to `n_tables` tables: farthest first by bits lost against each group's own table.
+
+    A group's own table is made when the group may be the farthest, that is where it is by the entropy of its counts.
+    """
+    own_bits = np.floor(entropy_sizes(group_counts, coarse_logs()) / 256).astype(np.int64)
+    own: dict[int, np.ndarray] = {}
+    seeds = [code_lengths(group_counts.sum(axis=0))]
+    best = _total_costs(group_counts, _costs(seeds[0][None])[0].astype(np.int64))
     while len(seeds) < n_tables:
         loss = best - own_bits
         k = int(np.argmax(loss))
         if loss[k] < TABLE_COST_BITS:
             break
+        if k not in own:
+            own[k] = code_lengths(group_counts[k])
+            own_bits[k] = int((group_counts[k] * effective_lengths(own[k][None])[0]).sum())
+            continue
         seeds.append(own[k])
-        best = np.minimum(best, _total_costs(group_counts, costs[k].astype(np.int64)))
+        best = np.minimum(best, _total_costs(group_counts, _costs(own[k][None])[0].astype(np.int64)))
     return np.stack(seeds)
 
 
@@ -163,7 +172,7 @@ def _constant_tables(counts: np.ndarray, n_symbols: np.ndarray, lengths: np.ndar
 
 
 def build_pool(
-    counts: np.ndarray, groups: np.ndarray, owners: np.ndarray | None = None, n_tables: int = 96, n_rounds: int = 3
+    counts: np.ndarray, groups: np.ndarray, owners: np.ndarray | None = None, n_tables: int = 96, n_rounds: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cluster contexts into tables.
 
@@ -202,79 +211,136 @@ def build_pool(
     for _ in range(n_rounds):
         lengths, table_of = _reassign(largest, lengths)
     lengths, table_of = _drop_small(largest, lengths, table_of)
+    if owners is not None and (owners != NO_OWNER).any():
+        return _assign(counts, totals, owners, lengths)
     if largest is not counts:
         for _ in range(2):
             lengths, table_of = _reassign(counts, lengths)
-    if owners is not None:
-        for _ in range(2):
-            lengths, table_of = _rebuild(counts, _limit_tables(counts, lengths, owners))
     return lengths, table_of
 
 
-def _limit_tables(counts: np.ndarray, lengths: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Return the best table of each context such that no owner has more than TABLES_OF_ONE_TENSOR of them.
+def _assign(counts: np.ndarray, totals: np.ndarray, owners: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give each context a table such that no owner has more than TABLES_OF_ONE_TENSOR of them, and rebuild the tables.
 
-    An owner gives up its tables one by one, the one first that costs it the least.
+    Parameters
+    ----------
+    totals : int64 (n_contexts,), symbols of each context
+    counts, owners : of `build_pool`
+    lengths : uint8 (n_tables, 256)
+
+    Returns
+    -------
+    (lengths, table_of) : as of `build_pool`
     """
-    sizes = _sizes(counts, lengths)
-    table_of = sizes.argmin(axis=1)
-    order = np.argsort(owners, kind="stable")
-    bounds = np.flatnonzero(np.diff(owners[order], prepend=NO_OWNER - 1, append=owners.max(initial=0) + 1))
-    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        if owners[order[first]] != NO_OWNER:
-            _limit_owner(sizes, order[first:last], table_of, TABLES_OF_ONE_TENSOR)
-    return table_of
+    free = np.flatnonzero(owners == NO_OWNER)
+    owned = np.flatnonzero(owners != NO_OWNER)
+    names, owner_of = np.unique(owners[owned], return_inverse=True)
+    owned = owned[np.lexsort((-totals[owned], owner_of))]  # the largest contexts of each owner first
+    owner_of = np.sort(owner_of)
+    first = np.searchsorted(owner_of, np.arange(len(names)))
+    deciding = np.arange(len(owned)) - first[owner_of] < MAX_DECIDING
+    sizes = _sizes(counts[owned[deciding]], lengths)
+    best = sizes.argmin(axis=1)
+    allowed = np.zeros((len(names), TABLES_OF_ONE_TENSOR), np.int64)
+    bounds = np.concatenate([np.searchsorted(owner_of[deciding], np.arange(len(names))), [len(best)]])
+    for k, (start, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        _give_up(sizes[start:end], best[start:end], TABLES_OF_ONE_TENSOR, 0)
+        mine = np.unique(best[start:end])
+        allowed[k] = mine[np.arange(TABLES_OF_ONE_TENSOR) % mine.size]
+    free_counts = counts[free]
+    table_of = np.empty(len(counts), np.int64)
+    lengths = lengths.copy()
+    for _ in range(2):
+        costs = _costs(lengths)
+        table_of[free], sums = smallest_sizes(free_counts, costs)
+        _choose_allowed(counts, totals, costs.astype(np.float32), owned, owner_of, allowed, table_of, sums)
+        used = sums.any(axis=1)
+        for t in np.flatnonzero(used):
+            lengths[t] = code_lengths(sums[t])
+    return lengths[used], (np.cumsum(used) - 1)[table_of]
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})  # sums of integers that are exact whatever their order
+def _choose_allowed(
+    counts: np.ndarray,
+    totals: np.ndarray,
+    costs: np.ndarray,
+    owned: np.ndarray,
+    owner_of: np.ndarray,
+    allowed: np.ndarray,
+    table_of: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    """Give each context `owned[i]` the best of the tables ``allowed[owner_of[i]]`` and add its counts to those of the table.
+
+    `costs` float32 (n_tables, 256), integers; `sums` int64 (n_tables, 256).
+    """
+    n_symbols = np.uint64(counts.shape[1])
+    row = np.empty(counts.shape[1], np.float32)
+    for i in range(owned.size):
+        context = owned[i]
+        for s in range(n_symbols):
+            row[s] = counts[context, s]
+        narrow = totals[context] < 1 << 18  # then sums are below 2**24, for no cost is above 64
+        smallest = np.float64(np.inf)
+        for k in range(allowed.shape[1]):
+            t = allowed[owner_of[i], k]
+            if narrow:
+                narrow_size = np.float32(0)
+                for s in range(n_symbols):
+                    narrow_size += row[s] * costs[t, s]
+                size = np.float64(narrow_size)
+            else:
+                size = np.float64(0)
+                for s in range(n_symbols):
+                    size += np.float64(counts[context, s]) * np.float64(costs[t, s])
+            if size < smallest:
+                smallest = size
+                table_of[context] = t
+        for s in range(n_symbols):
+            sums[table_of[context], s] += np.int64(counts[context, s])
 
 
 @njit(cache=True, nogil=True)
-def _limit_owner(sizes: np.ndarray, mine: np.ndarray, table_of: np.ndarray, limit: int) -> None:
-    """Reassign the contexts `mine` so that they use at most `limit` tables; `sizes` float64 (n_contexts, n_tables)."""
-    used = np.unique(table_of[mine])
-    best = np.full(mine.size, -1)
-    second = np.full(mine.size, -1)
-    n_used = used.size
-    while True:
+def _give_up(sizes: np.ndarray, table_of: np.ndarray, limit: int, worth: int) -> None:
+    """Give up tables one by one, the one first that costs least, until at most `limit` are used and each saves `worth` bits.
+
+    `sizes` float64 (n_contexts, n_tables), what each context takes; `table_of` int64 (n_contexts,), changed.
+    """
+    used = np.unique(table_of)
+    best = np.searchsorted(used, table_of)
+    second = np.full(table_of.size, -1)
+    for n_used in range(used.size, 1, -1):
         lost = np.zeros(used.size)
-        for i in range(mine.size):
-            row = mine[i]
-            if best[i] < 0 or second[i] < 0 or used[best[i]] < 0 or used[second[i]] < 0:
-                best[i] = second[i] = -1
+        for i in range(best.size):
+            if second[i] < 0 or used[second[i]] < 0:
+                second[i] = -1
                 for k in range(used.size):
-                    if used[k] < 0:
+                    if used[k] < 0 or k == best[i]:
                         continue
-                    if best[i] < 0 or sizes[row, used[k]] < sizes[row, used[best[i]]]:
-                        best[i], second[i] = k, best[i]
-                    elif second[i] < 0 or sizes[row, used[k]] < sizes[row, used[second[i]]]:
+                    if second[i] < 0 or sizes[i, used[k]] < sizes[i, used[second[i]]]:
                         second[i] = k
-            if second[i] >= 0:
-                lost[best[i]] += sizes[row, used[second[i]]] - sizes[row, used[best[i]]]
-        if n_used <= limit:
-            break
+            lost[best[i]] += sizes[i, used[second[i]]] - sizes[i, used[best[i]]]
         for k in range(used.size):
             if used[k] < 0:
                 lost[k] = np.inf
-        used[lost.argmin()] = -1
-        n_used -= 1
-    for i in range(mine.size):
-        table_of[mine[i]] = used[best[i]]
+        least = lost.argmin()
+        if n_used <= limit and lost[least] >= worth:
+            break
+        used[least] = -1
+        for i in range(best.size):
+            if best[i] == least:
+                best[i] = second[i]
+                second[i] = -1
+    for i in range(best.size):
+        table_of[i] = used[best[i]]
 
 
 def _drop_small(counts: np.ndarray, lengths: np.ndarray, table_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Drop the tables that save less than they cost, the least useful first."""
-    while len(lengths) > 1:
-        sizes = _sizes(counts, lengths)
-        rows = np.arange(len(counts))
-        own = sizes[rows, table_of].copy()
-        sizes[rows, table_of] = np.inf
-        saved = np.bincount(table_of, sizes.min(axis=1) - own, minlength=len(lengths))
-        useless = np.flatnonzero(saved < TABLE_COST_BITS)
-        if useless.size == 0:
-            break
-        # Dropping many at once could drop two that stand in for each other: at most a quarter, least useful first.
-        order = useless[np.argsort(saved[useless], kind="stable")]
-        gone = order[: max(1, useless.size // 4)]
-        sizes[:, gone] = np.inf
-        moved = np.isin(table_of, gone)
-        table_of = np.where(moved, sizes.argmin(axis=1), table_of)
-        lengths, table_of = _rebuild(counts, table_of)
-    return lengths, table_of
+    while True:
+        kept = table_of.copy()
+        _give_up(_sizes(counts, lengths), kept, MAX_TABLES, TABLE_COST_BITS)
+        if np.array_equal(kept, table_of):
+            return lengths, table_of
+        lengths, table_of = _rebuild(counts, kept)

@@ -30,11 +30,13 @@ from lazyweights.codecs.canonical import check_pool
 from lazyweights.codecs.rans import PROB_SCALE, check_freqs
 from lazyweights.container.gguf_scan import describe_bytes
 from lazyweights.container.gguf_values import CODED_MAGIC
-from lazyweights.container.numbers import NumberReader, pack_number, pack_numbers
+from lazyweights.container.numbers import NumberReader, pack_freqs, pack_number, pack_numbers
 from lazyweights.container.shared_rows import MAX_REFERENCES, N_COLUMN_CLASSES, SharedRows
+from lazyweights.container.stream_layout import newest_form
 from lazyweights.container.tensor_coder import (
     HUFFMAN,
     LOW_CODED,
+    RANS,
     SHARED,
     SHARED_TRELLIS,
     HalfMode,
@@ -68,6 +70,14 @@ TRAILER_BYTES = 256
 CHUNK_BYTES = 1 << 22
 MAX_HEAD_RATIO = 1 << 12
 MAX_UNIT_BYTES = 1 << 28
+
+SECOND_FORM = 4
+"""What is added to the number of the coder where a plan is for the second form of its type."""
+
+LONG_HEAD = 1 << 15
+HEAD_LEVEL, LONG_HEAD_LEVEL, SHARED_HEAD_LEVEL = 19, 12, 17
+"""zstd levels of heads up to so many bytes; of longer ones, for which 19 saves a tenth, some kilobytes, and takes five to
+twenty-five times as long; and of heads with reference rows, in which a high level finds more."""
 
 UNIT_DTYPE = np.dtype([("size", "<u4"), ("checksum", "<u8")])
 """size: payload bytes in bits 0..27, kind in bits 28..31; checksum: XXH3-64 of the source bytes of the unit."""
@@ -126,8 +136,12 @@ class CodedSpan:
             return None
         from lazyweights.container import batch_decode
 
-        coder = tensor_coder(self.type_id, self.shape[0])
-        return batch_decode.plan_arrays(coder, self.plan) if batch_decode.is_compiled(coder) else None
+        return batch_decode.plan_arrays(self.coder, self.plan) if batch_decode.is_compiled(self.coder) else None
+
+    @functools.cached_property
+    def coder(self) -> TensorCoder:
+        """The coder of a tensor: of the form that its plan names, or else of the one in which it would be written."""
+        return tensor_coder(self.type_id, self.shape[0], None if self.plan is None else self.plan.form)
 
     def __post_init__(self) -> None:
         known = GGML_TYPES.get(self.type_id)
@@ -188,7 +202,7 @@ class Head:
 def _pack_plan(plan: TensorPlan) -> bytes:
     modes = [mode.low | mode.sign << 1 for mode in plan.modes]
     shared = plan.shared
-    coder = SHARED_TRELLIS if shared is not None and shared.is_trellis else plan.coder
+    coder = SHARED_TRELLIS if shared is not None and shared.is_trellis else plan.coder + SECOND_FORM * plan.form
     numbers = pack_numbers([plan.table_set, coder, *modes, *plan.bases])
     packed = numbers + plan.side_tables.tobytes() + plan.cell_tables.tobytes()
     if shared is None:
@@ -201,11 +215,13 @@ _BYTES = bytes(range(256))
 _MODES = [HalfMode(value & 1, value >> 1) for value in range(6)]
 
 
-def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]) -> TensorPlan:
+def _unpack_plan(r: NumberReader, type_id: int, columns: int, table_sets: list[TableSet]) -> TensorPlan:
     table_set = r.number()
     if table_set >= len(table_sets):
         raise FormatError("a plan names a table set that is not there", expected=f"< {len(table_sets)}", found=table_set)
-    cell_coder = r.number(SHARED_TRELLIS)
+    cell_coder = r.number(SECOND_FORM + RANS if newest_form(type_id) else SHARED_TRELLIS)
+    coder = tensor_coder(type_id, columns, cell_coder // SECOND_FORM)
+    cell_coder -= SECOND_FORM * coder.form
     is_trellis = cell_coder == SHARED_TRELLIS
     if is_trellis:
         cell_coder = SHARED
@@ -231,7 +247,7 @@ def _unpack_plan(r: NumberReader, coder: TensorCoder, table_sets: list[TableSet]
         by_rans = np.concatenate([by_rans, side_tables[:, 0], [shared.row_table]])
     if by_rans.size and not table_sets[table_set].freqs[by_rans].any(axis=1).all():
         raise FormatError("a plan names a table without frequencies for rANS")
-    return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder, shared)
+    return TensorPlan(tuple(modes), bases, side_tables, cell_tables, table_set, cell_coder, shared, coder.form)
 
 
 def _unpack_shared(
@@ -260,7 +276,7 @@ def pack_head(head: Head) -> bytes:
         with_freqs = np.flatnonzero(table_set.freqs.any(axis=1))
         parts.append(pack_number(len(with_freqs)))
         for t in with_freqs.tolist():
-            parts.append(pack_numbers([t, *table_set.freqs[t].tolist()]))
+            parts += [pack_number(t), pack_freqs(table_set.freqs[t])]
     parts.append(pack_number(len(head.spans)))
     for span in head.spans:
         parts.append(pack_numbers([span.n_bytes, int(span.is_coded)]))
@@ -304,7 +320,6 @@ def unpack_head(data: bytes, source_size: int) -> Head:
     spans: list[CodedSpan] = []
     tensors: list[TensorEntry] = []
     offset = 0
-    coders: dict[tuple[int, int], TensorCoder] = {}
     for i in range(r.number(len(data))):
         n_bytes = r.number(source_size - offset)
         if n_bytes == 0:
@@ -313,19 +328,13 @@ def unpack_head(data: bytes, source_size: int) -> Head:
             name, type_id, shape = _unpack_tensor(r)
             if not is_codable(type_id, shape):
                 raise FormatError("a coded span has a type or shape that is not coded", tensor=name, found=(type_id, shape))
-            if (type_id, shape[0]) not in coders:
-                coders[type_id, shape[0]] = TensorCoder(type_id, shape[0])
-            coder = coders[type_id, shape[0]]
-            rows = 1
-            for n in shape[1:]:
-                rows *= n
-            if rows * coder.row_bytes != n_bytes:
+            if _size_of(type_id, shape) != n_bytes:
                 raise FormatError(
                     "the bytes of a coded span are not those of its shape", tensor=name,
-                    expected=rows * coder.row_bytes, found=n_bytes,
+                    expected=_size_of(type_id, shape), found=n_bytes,
                 )
             entropy_millibits, code_bits = r.number(), r.number()
-            plan = _unpack_plan(r, coder, table_sets)
+            plan = _unpack_plan(r, type_id, shape[0], table_sets)
             spans.append(CodedSpan(n_bytes, name, type_id, shape, plan, entropy_millibits, code_bits))
             tensors.append(TensorEntry(name, type_id, shape, offset, n_bytes, i))
         else:
@@ -426,7 +435,11 @@ checksum: Callable[[bytes | memoryview | np.ndarray], int] = xxhash.xxh3_64_intd
 def head_parts(layout_head: Head) -> tuple[bytes, int]:
     """Return the compressed head and its size before compression."""
     raw = pack_head(layout_head)
-    return compress(raw, 19), len(raw)
+    level = HEAD_LEVEL
+    if len(raw) > LONG_HEAD:
+        shares = any(span.plan is not None and span.plan.shared is not None for span in layout_head.spans)
+        level = SHARED_HEAD_LEVEL if shares else LONG_HEAD_LEVEL
+    return compress(raw, level), len(raw)
 
 
 def payload_offset(head_bytes: int, n_units: int) -> int:

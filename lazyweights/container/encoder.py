@@ -29,7 +29,7 @@ from lazyweights.container.shared_planning import reduce_shared_counts
 from lazyweights.container.shared_rows import SharedRows, find_shared_rows, first_rows_share, may_share, sample_groups
 from lazyweights.container.string_kernels import follow_strings
 from lazyweights.container.tensor_coder import Counts, SharedCounts, TensorPlan, is_codable
-from lazyweights.container.unit_codec import Tables, Unit, encode_rows, encode_verbatim, rows_per_run, tensor_coder
+from lazyweights.container.unit_codec import Tables, UnitRun, encode_rows, encode_verbatim, rows_per_run, unit_run
 from lazyweights.errors import FormatError, LazyWeightsError
 
 COUNT_RUN_BYTES = 1 << 22
@@ -263,7 +263,8 @@ def analyse(
     """Count the symbols of every tensor, choose its plan, hash the source."""
     spans = scan_spans(scan)
     first_rows = _first_rows(spans)
-    shared_rows = {} if lockstep else _find_shared(source, spans, first_rows, threads)
+    looks = ordered_map(lambda i: _look(source, spans, first_rows, i, lockstep), first_rows, threads)
+    seen = {i: (bases, shared) for i, bases, shared in looks}
     pool = BufferPool()
 
     def count(run: _Run) -> tuple[_Run, np.ndarray, Counts | SharedCounts | None]:
@@ -272,12 +273,12 @@ def analyse(
         if run.rows == 0:
             source.read_into(run.offset, memoryview(buffer))
             return run, buffer, None
-        coder = tensor_coder(span.type_id, span.shape[0])
-        shared = shared_rows.get(run.span)
+        coder = span.coder
+        bases, shared = seen[run.span]
         if shared is not None:
             shared_counts = coder.new_shared_counts(shared)
         else:
-            counts = coder.new_counts(_read_rows(source, span, *first_rows[run.span]))
+            counts = coder.new_counts(bases)
         packed = buffer.reshape(run.rows, -1)
         step = rows_per_run(span, COUNT_PIECE_BYTES)
         for row in range(0, run.rows, step):
@@ -304,7 +305,7 @@ def analyse(
                 current.add(counts)  # type: ignore[arg-type]  # of the same tensor, so of the same kind
             if k + 1 == len(todo) or todo[k + 1].span != run.span:
                 span = spans[run.span]
-                coder = tensor_coder(span.type_id, span.shape[0])
+                coder = span.coder
                 n_rows = span.n_rows * span.outer
                 n_units = span.groups_per_outer * span.outer
                 if isinstance(current, SharedCounts):
@@ -324,27 +325,24 @@ def _read_rows(source: Source, span: CodedSpan, offset: int, rows: int) -> np.nd
     return np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1)
 
 
-def _find_shared(
-    source: Source, spans: list[CodedSpan], first_rows: dict[int, tuple[int, int]], threads: int
-) -> dict[int, SharedRows]:
-    """Return what the rows share of each tensor whose rows share their scales, by span."""
-
-    def find(i: int) -> tuple[int, SharedRows | None]:
-        span = spans[i]
-        coder = tensor_coder(span.type_id, span.shape[0])
-        offset, rows = first_rows[i]
-        if not may_share(coder, span.n_rows * span.outer) or not first_rows_share(coder, _read_rows(source, span, offset, rows)):
-            return i, None
-        parts = []
-        for first in sample_groups(span.n_rows * span.outer, span.row_bytes):
-            rows = min(TILE_ROWS, span.n_rows * span.outer - first)
-            parts.append(_read_rows(source, span, offset + first * span.row_bytes, rows))
-        # The row groups of a sample run on from one outer index to the next, those of a tensor do not.
-        are_whole = span.outer == 1 or span.n_rows % TILE_ROWS == 0
-        return i, find_shared_rows(coder, np.concatenate(parts), may_have_trellis=are_whole)
-
-    found = ordered_map(find, first_rows, threads)
-    return {i: shared for i, shared in found if shared is not None}
+def _look(
+    source: Source, spans: list[CodedSpan], first_rows: dict[int, tuple[int, int]], i: int, lockstep: bool
+) -> tuple[int, tuple[int, ...], SharedRows | None]:
+    """Return what is known of tensor i before it is counted: its number, the bases of its contexts, and what its rows share."""
+    span = spans[i]
+    n_rows = span.n_rows * span.outer
+    coder = span.coder
+    offset, rows = first_rows[i]
+    arrays = coder.split(_read_rows(source, span, offset, rows))
+    bases = coder.context_bases(arrays)
+    if lockstep or not may_share(coder, n_rows) or not first_rows_share(coder, arrays):
+        return i, bases, None
+    parts = []
+    for first in sample_groups(n_rows, span.row_bytes):
+        parts.append(_read_rows(source, span, offset + first * span.row_bytes, min(TILE_ROWS, n_rows - first)))
+    # The row groups of a sample run on from one outer index to the next, those of a tensor do not.
+    are_whole = span.outer == 1 or span.n_rows % TILE_ROWS == 0
+    return i, bases, find_shared_rows(coder, np.concatenate(parts), may_have_trellis=are_whole)
 
 
 def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:
@@ -398,12 +396,12 @@ def _write(
     header_bytes, arrays = header_arrays(source, scan)
     pool = BufferPool()
 
-    def encode(run: _Run) -> tuple[_Run, list[Unit]]:
+    def encode(run: _Run) -> tuple[_Run, UnitRun]:
         span = head.spans[run.span]
         if span.plan is None:
             data = source.read(run.offset, run.n_bytes)
             in_header = run.offset < header_bytes
-            return run, [encode_verbatim(bytes(data), arrays if in_header else None, run.offset)]
+            return run, unit_run(encode_verbatim(bytes(data), arrays if in_header else None, run.offset))
         buffer = pool.take(run.n_bytes)
         source.read_into(run.offset, memoryview(buffer))
         coded = encode_rows(span, buffer.reshape(run.rows, -1), tables[span.plan.table_set], lockstep, verify)
@@ -413,14 +411,11 @@ def _write(
     at = payload_offset
     done = k = 0
     for run, coded in ordered_map(encode, runs(head.spans, ENCODE_RUN_BYTES), threads):
-        for unit in coded:
-            n = len(unit.payload)
-            units[k] = (n | unit.kind << 28, unit.checksum)
-            k += 1
-            sink.write(unit.payload)
-            if n % 4:
-                sink.write(bytes(-n % 4))
-            at += n + -n % 4
+        units[k : k + len(coded.entries)] = coded.entries
+        k += len(coded.entries)
+        for part in coded.parts:
+            sink.write(part)
+            at += len(part)
         done += run.n_bytes
         if progress:
             progress(Progress(done, source.size, at, "encode", head.spans[run.span].name))

@@ -164,13 +164,18 @@ def count_groups(
             else:
                 base = 256
         cell_contexts(side_symbols, side_at, meta, levels, base, 1, 0, contexts)
+        # Two rows at a time: one addition need not wait for the other.
         width = np.uint64(cell_symbols)
-        for row in range(rows):
+        for row in range(0, rows, 2):
+            even, odd = first + row, first + min(row + 1, rows - 1)
+            one = uint32(row + 1 < rows)
             for cell in range(n_cells):
-                context = np.uint64(contexts[row & 1, cell, row >> 1])
+                even_context = np.uint64(contexts[0, cell, row >> 1])
+                odd_context = np.uint64(contexts[1, cell, row >> 1])
                 at = np.uint64(cell * meta[2])
                 for i in range(width):
-                    cell_counts[context, np.uint64(symbols[first + row, at + i])] += uint32(1)
+                    cell_counts[even_context, np.uint64(symbols[even, at + i])] += uint32(1)
+                    cell_counts[odd_context, np.uint64(symbols[odd, at + i])] += one
 
 
 @njit(cache=True, nogil=True)

@@ -22,7 +22,10 @@ from lazyweights.errors import FormatError, LazyWeightsError
 
 STRINGS, WORDS = 0, 1
 N_STREAMS = 6
-LEVEL = 12
+LEVEL, SHORT_LEVEL = 7, 15
+SHORT_STREAM = 1 << 18
+"""Streams of up to so many bytes take the higher zstd level, which would take too long for the characters of a vocabulary."""
+
 MIN_ITEMS = 16
 LONG = 255
 
@@ -109,7 +112,7 @@ def filter_chunk(data: bytes, arrays: list[ItemArray], offset: int) -> bytes | N
     streams = [pack_numbers(numbers)] + [
         b"".join(part.tobytes() for part in stream) for stream in (rest, lengths, long_lengths, characters, words)
     ]
-    packed = [compress(s, LEVEL) for s in streams]
+    packed = [compress(s, SHORT_LEVEL if len(s) <= SHORT_STREAM else LEVEL) for s in streams]
     sizes_of = [size for s, p in zip(streams, packed, strict=True) for size in (len(s), len(p))]
     return pack_numbers(sizes_of) + b"".join(packed)
 

@@ -16,8 +16,8 @@ from lazyweights.container.gguf_scan import Scan, read_metadata
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.jobs import ProgressCallback, thread_count
 from lazyweights.container.reader import CodedFile
-from lazyweights.container.tensor_coder import TensorPlan, is_codable
-from lazyweights.container.unit_codec import encode_verbatim, tensor_coder
+from lazyweights.container.tensor_coder import TensorPlan, is_codable, tensor_coder
+from lazyweights.container.unit_codec import encode_verbatim
 from lazyweights.errors import LazyWeightsError
 
 SAMPLE_ROWS = 64

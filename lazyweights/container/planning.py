@@ -8,20 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from lazyweights.codecs import N_LANES
-from lazyweights.codecs.log2 import log2_all
+from lazyweights.codecs.log2 import coarse_logs, entropy_sizes, log2_all
 from lazyweights.codecs.package_merge import code_lengths
 from lazyweights.codecs.rans import normalized_freqs
 from lazyweights.codecs.table_pool import MAX_TABLES, NO_OWNER, build_pool, coded_bits, effective_lengths, sum_rows
 from lazyweights.container.coded_file import TableSet
-from lazyweights.container.count_kernels import total_counts, used_rows
+from lazyweights.container.count_kernels import merge_contexts, total_counts, used_rows
 from lazyweights.container.shared_planning import SharedCounted, plan_shared
 from lazyweights.container.shared_rows import first_rows_share, may_share, trellis_indices
 from lazyweights.container.stream_layout import (
+    BY_LEVEL,
+    BY_ZERO_AND_LEVEL,
     FORCED_ABS_127,
     FORCED_BITS,
     FORCED_MIN,
     FORCED_MIN_MAX,
     N_CELL_CONTEXTS,
+    N_LEVELS,
     WINDOW_LOW_BITS,
     WINDOWED,
 )
@@ -68,6 +71,9 @@ RANS_MIN_SAVING_HALVES = 1 / 128
 
 RANS_STATE_BITS, RANS_TAIL_BITS = 9, 16
 """What the state of a lane costs beside the symbols, on average; and its bits that raw bits fill if there are enough."""
+
+FEW_SYMBOLS = 2048
+"""Contexts of cells with fewer symbols share their table with the context of the next level."""
 
 LOW_CODED_BITS = 6.5
 """The low bytes of a half field are coded where that takes fewer bits than this on average."""
@@ -155,6 +161,9 @@ def reduce_counts(
     if coder.layout.forced == WINDOWED and not lockstep:  # fewer raw bits, rather than more
         forced_bits = -int(counts.forced[0]) * coder.cell_codes * (coder.wide_bits - WINDOW_LOW_BITS)
     raw_bits += forced_bits
+    if coder.layout.mode in (BY_LEVEL, BY_ZERO_AND_LEVEL) and not lockstep:
+        cells = np.empty_like(counts.cells)
+        used_cells = merge_contexts(counts.cells, used_cells, N_LEVELS, FEW_SYMBOLS, cells)
     used = [used_sides[32 * i : 32 * i + 32] if planes else np.zeros(32, np.bool_) for i in keep] + [used_cells]
     kept = [rows[mask] for rows, mask in zip([*planes, cells], used if planes else used[-1:], strict=True)]
     return Counted(
@@ -204,15 +213,14 @@ def entropy_bits_q16(counts: np.ndarray) -> int:
     used = counts[counts > 0].astype(np.int64)
     total = int(used.sum())
     of_total = log2_q16(total) if total else 0
-    return sum(c * (of_total - log) for c, log in zip(used.tolist(), log2_all(used).tolist(), strict=True))
+    return int((used * (of_total - log2_all(used))).sum())  # below 2**63 for fewer than 2**43 symbols
 
 
 def _half_mode(low: np.ndarray) -> HalfMode:
     n = int(low.sum())
-    used = low[low > 0]
     # No code is shorter than the entropy; where that is too long already (rounding apart) there is no need to find one.
-    if float((used * np.log2(n / used)).sum()) < (LOW_CODED_BITS + 0.001) * n:
-        coded_bits = 0 if used.size == 1 else int((low * code_lengths(low)).sum())
+    if float(entropy_sizes(low[None], coarse_logs())[0]) < 256 * (LOW_CODED_BITS + 0.05) * n:
+        coded_bits = 0 if np.count_nonzero(low) == 1 else int((low * code_lengths(low)).sum())
         if coded_bits < LOW_CODED_BITS * n:
             return HalfMode(LOW_CODED, SIGN_CLEAR)
     negative = int(low[128:].sum())
@@ -321,7 +329,7 @@ class Planner:
             _fill_unused(numbers[32 * c.n_sides :], c.contexts[c.contexts >= 32 * c.n_sides] - 32 * c.n_sides)
             self.plans[c.index] = TensorPlan(
                 c.modes, c.bases, numbers[: 32 * c.n_sides].reshape(-1, 32), numbers[32 * c.n_sides :],
-                len(self.table_sets), RANS if c.index in by_rans else HUFFMAN,
+                len(self.table_sets), RANS if c.index in by_rans else HUFFMAN, form=c.coder.form,
             )
         if kept:
             self.table_sets.append(TableSet(lengths[used], freqs[used]))
@@ -381,14 +389,14 @@ def _choose_rans(batch: list[Counted], lengths: np.ndarray, tables: np.ndarray, 
 
 def rans_bits(counts: np.ndarray, tables: np.ndarray, freqs: np.ndarray) -> int:
     """Return the bits that rANS takes for some contexts, without states; exact to 1/65536 bit a symbol, rounded up."""
-    costs = np.zeros(freqs.shape, np.int64)
-    for t in np.unique(tables):
-        for s in np.flatnonzero(freqs[t]):
-            costs[t, s] = (12 << 16) - _log2(int(freqs[t, s]))
+    costs = np.where(freqs > 0, (12 << 16) - _freq_logs()[freqs], 0)
     return int(coded_bits(counts, tables, costs).sum()) + 65535 >> 16
 
 
-_log2 = functools.lru_cache(maxsize=8192)(log2_q16)
+@functools.cache
+def _freq_logs() -> np.ndarray:
+    """Logarithms of the frequencies 0 (not to be used) .. 4096 in 1/65536, int64 (4097,)."""
+    return np.concatenate([np.zeros(1, np.int64), log2_all(np.arange(1, 4097))])
 
 
 def _statistics(
@@ -417,11 +425,12 @@ def _fill_unused(numbers: np.ndarray, used: np.ndarray) -> None:
 
 def sample_statistics(coder: TensorCoder, packed: np.ndarray, n_rows: int) -> SpanStatistics:
     """Return the entropy of the codes in the first of `n_rows` packed rows, uint8 (rows, row_bytes); sizes are 0 (not known)."""
-    indices = trellis_indices(coder, packed) if may_share(coder, n_rows) else None
-    if indices is not None and first_rows_share(coder, packed):
-        counts = np.bincount(indices.ravel(), minlength=256)[None]
-    else:
-        counts = coder.symbol_counts(packed)
+    counts = coder.symbol_counts(packed)
+    if may_share(coder, n_rows) and coder.layout.may_have_trellis:
+        arrays = coder.split(packed)
+        indices = trellis_indices(coder, arrays)
+        if indices is not None and first_rows_share(coder, arrays):
+            counts = np.bincount(indices.ravel(), minlength=256)[None]
     n_weights = packed.shape[0] * coder.columns
     wide = sum(n * b for name, n, b in coder.raw_planes if name in ("low", "sign_mantissa"))
     entropy = (sum(entropy_bits_q16(row) for row in counts) >> 16) + wide * packed.shape[0] * coder.n_blocks

@@ -26,6 +26,73 @@ def count_columns(symbols: np.ndarray, counts: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
+def fill_side_rows(half_values: np.ndarray, byte_values: np.ndarray, delta_of: np.ndarray, sides: np.ndarray) -> None:
+    """Fill the side symbols of rows, uint8 (rows, side columns): plane after plane, in stream order.
+
+    `delta_of` int64 (n_halves,): the half field that is subtracted, or -1.
+    """
+    n_halves, n_rows, n_blocks = half_values.shape
+    for row in range(n_rows):
+        for f in range(n_halves):
+            delta = max(delta_of[f], 0)
+            keep = np.int32(0x7FFF if delta_of[f] >= 0 else 0)
+            high = np.uint64(2 * f * n_blocks)
+            low = high + np.uint64(n_blocks)
+            for block in range(np.uint64(n_blocks)):
+                stored = np.int32(half_values[f, row, block])
+                v = (stored - (np.int32(half_values[delta, row, block]) & keep)) & np.int32(0x7FFF)
+                sides[row, high + block] = v >> np.int32(7)
+                sides[row, low + block] = (v & np.int32(127)) | ((stored >> np.int32(8)) & np.int32(128))
+        at = np.uint64(2 * n_halves * n_blocks)
+        for column in range(np.uint64(byte_values.shape[1])):
+            sides[row, at + column] = byte_values[row, column]
+
+
+@njit(cache=True, nogil=True)
+def fill_modes(rows: np.ndarray, labels: np.ndarray, out: np.ndarray) -> None:
+    """Fill the most frequent value of each column of rows, uint8 (n, columns), that have a label, the smallest of equal ones.
+
+    `labels` int64 (n,); `out` uint8 (n_labels, columns).
+    """
+    counts = np.zeros((out.shape[0], 256), np.int32)
+    for column in range(rows.shape[1]):
+        counts[:] = 0
+        for row in range(rows.shape[0]):
+            counts[labels[row], rows[row, column]] += np.int32(1)
+        for label in range(out.shape[0]):
+            most = 0
+            for value in range(1, 256):
+                most = value if counts[label, value] > counts[label, most] else most
+            out[label, column] = most
+
+
+@njit(cache=True, nogil=True)
+def least_different(rows: np.ndarray) -> int:
+    """Return the sum, over rows uint8 (n, columns), of how many values differ from those of the other row that is most alike."""
+    n_rows, n_columns = rows.shape
+    least = np.full(n_rows, n_columns + 1)
+    for i in range(n_rows):
+        for k in range(i):
+            n = np.uint32(0)
+            for column in range(np.uint64(n_columns)):
+                n += np.uint32(rows[i, column] != rows[k, column])
+            least[i] = min(least[i], np.int64(n))
+            least[k] = min(least[k], np.int64(n))
+    return least.sum()
+
+
+@njit(cache=True, nogil=True)
+def count_different(rows: np.ndarray, references: np.ndarray, out: np.ndarray) -> None:
+    """Count in how many values each row, uint8 (n, columns), differs from each reference; `out` int64 (n, references)."""
+    for i in range(rows.shape[0]):
+        for k in range(references.shape[0]):
+            n = np.uint32(0)
+            for column in range(np.uint64(rows.shape[1])):
+                n += np.uint32(rows[i, column] != references[k, column])
+            out[i, k] = n
+
+
+@njit(cache=True, nogil=True)
 def shift_levels(
     differences: np.ndarray,
     side_at: np.ndarray,

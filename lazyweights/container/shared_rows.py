@@ -17,7 +17,7 @@ from lazyweights.codecs import TILE_ROWS, trellis
 from lazyweights.codecs.rans_pool import cluster, own_bits, seed_tables
 
 if TYPE_CHECKING:
-    from lazyweights.container.tensor_coder import TensorCoder
+    from lazyweights.container.tensor_coder import PlaneArrays, TensorCoder
 
 MAX_REFERENCES = 16
 N_COLUMN_CLASSES = 32
@@ -83,14 +83,14 @@ def may_share(coder: TensorCoder, n_rows: int) -> bool:
     return coder.layout.may_share_rows and n_rows >= MIN_ROWS
 
 
-def first_rows_share(coder: TensorCoder, packed: np.ndarray) -> bool:
-    """Return whether the first row group, uint8 (rows, row_bytes), looks like one of a tensor with shared rows."""
-    sides = side_rows(coder, packed)
+def first_rows_share(coder: TensorCoder, arrays: PlaneArrays) -> bool:
+    """Return whether the first row group, split, looks like one of a tensor with shared rows."""
+    from lazyweights.container import shared_groups
+
+    sides = side_rows(coder, arrays)
     if sides.size > MATCHED_BYTES:
         sides = sides[:, : MATCHED_BYTES // len(sides)]
-    different = _distances(sides, sides)
-    np.fill_diagonal(different, sides.shape[1] + 1)
-    return int(different.min(axis=1).sum()) <= MAX_DIFFERENT_AT_FIRST * sides.size
+    return shared_groups.least_different(np.ascontiguousarray(sides)) <= MAX_DIFFERENT_AT_FIRST * sides.size
 
 
 def find_shared_rows(coder: TensorCoder, packed: np.ndarray, may_have_trellis: bool = True) -> SharedRows | None:
@@ -100,12 +100,13 @@ def find_shared_rows(coder: TensorCoder, packed: np.ndarray, may_have_trellis: b
     """
     from lazyweights.container import shared_groups
 
-    sides = side_rows(coder, packed)
+    arrays = coder.split(packed)
+    sides = side_rows(coder, arrays)
     references = _references(sides)
     if int(_distances(sides, references).min(axis=1).sum()) > MAX_DIFFERENT * sides.size:
         return None
-    indices = trellis_indices(coder, packed) if may_have_trellis else None
-    symbols = coder.split(packed).symbols if indices is None else indices
+    indices = trellis_indices(coder, arrays) if may_have_trellis else None
+    symbols = arrays.symbols if indices is None else indices
     counts = np.zeros((symbols.shape[1], 256), np.int64)
     shared_groups.count_columns(symbols, counts)
     found = SharedRows(references, _column_classes(counts), 0, is_trellis=indices is not None)
@@ -113,11 +114,11 @@ def find_shared_rows(coder: TensorCoder, packed: np.ndarray, may_have_trellis: b
     return replace(found, row_base=max(int(widths[len(widths) // 2]) - 2 * MIDDLE_LEVEL, 0))
 
 
-def trellis_indices(coder: TensorCoder, packed: np.ndarray) -> np.ndarray | None:
-    """Return the indices of the codes of row groups, uint8 (rows, columns); None where these are no trellis codes."""
+def trellis_indices(coder: TensorCoder, arrays: PlaneArrays) -> np.ndarray | None:
+    """Return the indices of the codes of split row groups, uint8 (rows, columns); None where these are no trellis codes."""
     if not coder.layout.may_have_trellis:
         return None
-    symbols = coder.split(packed).symbols
+    symbols = arrays.symbols.copy()
     if np.count_nonzero(symbols & 1) < MIN_ODD * symbols.size:
         return None
     return symbols if trellis.to_indices(symbols, coder.has_signed_codes).all() else None
@@ -130,17 +131,16 @@ def sample_groups(n_rows: int, row_bytes: int) -> list[int]:
     return [TILE_ROWS * (k * n_groups // wanted) for k in range(wanted)]
 
 
-def side_rows(coder: TensorCoder, packed: np.ndarray) -> np.ndarray:
-    """Return the side symbols of packed rows, uint8 (rows, side columns): plane after plane, in stream order."""
-    arrays = coder.split(packed)
-    planes = []
-    for half, values in zip(coder.layout.halves, arrays.half_values, strict=True):
-        low15 = values.astype(np.int32) & 0x7FFF
-        if half.delta_of >= 0:
-            low15 = (low15 - (arrays.half_values[half.delta_of].astype(np.int32) & 0x7FFF)) & 0x7FFF
-        planes.append((low15 >> 7).astype(np.uint8))
-        planes.append(((low15 & 127) | (values >> 15).astype(np.int32) << 7).astype(np.uint8))
-    return np.concatenate([*planes, arrays.byte_values], axis=1)
+def side_rows(coder: TensorCoder, arrays: PlaneArrays) -> np.ndarray:
+    """Return the side symbols of split rows, uint8 (rows, side columns): plane after plane, in stream order."""
+    from lazyweights.container import shared_groups
+
+    n_rows = arrays.byte_values.shape[0]
+    n_blocks = arrays.half_values.shape[2]
+    sides = np.empty((n_rows, 2 * len(coder.layout.halves) * n_blocks + arrays.byte_values.shape[1]), np.uint8)
+    delta_of = np.array([half.delta_of for half in coder.layout.halves], np.int64)
+    shared_groups.fill_side_rows(arrays.half_values, arrays.byte_values, delta_of, sides)
+    return sides
 
 
 def _references(sides: np.ndarray) -> np.ndarray:
@@ -152,7 +152,7 @@ def _references(sides: np.ndarray) -> np.ndarray:
     sample = sides[::step]
     n_columns = sides.shape[1]
     few = n_columns // 24 + 1
-    references = _mode(sample)[None]
+    references = _modes(sample, np.zeros(len(sample), np.int64), 1)
     for _ in range(MAX_REFERENCES + 4):  # what the first of them mixed comes apart
         references = _settled(sample, references)
         best = _distances(sample, references).min(axis=1)
@@ -173,20 +173,28 @@ def _settled(sample: np.ndarray, references: np.ndarray) -> np.ndarray:
         nearest = _distances(sample, references).argmin(axis=1)
         used = np.bincount(nearest, minlength=len(references))
         order = np.argsort(-used, kind="stable")[: np.count_nonzero(used)]
-        references = np.stack([_mode(sample[nearest == k]) for k in order.tolist()])
+        before, references = references, _modes(sample, nearest, len(references))[order]
+        if np.array_equal(references, before):
+            break  # and so it would be in every further round
     return references
 
 
 def _distances(rows: np.ndarray, references: np.ndarray) -> np.ndarray:
     """Return how many side values of each row differ from each reference, int64 (rows, references)."""
-    return np.stack([np.count_nonzero(rows != reference, axis=1) for reference in references], axis=1)
+    from lazyweights.container import shared_groups
+
+    out = np.empty((len(rows), len(references)), np.int64)
+    shared_groups.count_different(np.ascontiguousarray(rows), np.ascontiguousarray(references), out)
+    return out
 
 
-def _mode(rows: np.ndarray) -> np.ndarray:
-    """Return the most frequent value of each column, the smallest of equally frequent ones."""
-    counts = np.zeros((rows.shape[1], 256), np.int64)
-    np.add.at(counts, (np.arange(rows.shape[1]), rows), 1)
-    return counts.argmax(axis=1).astype(np.uint8)
+def _modes(rows: np.ndarray, labels: np.ndarray, n_labels: int) -> np.ndarray:
+    """Return the most frequent value of each column in the rows of each label, the smallest of equally frequent ones."""
+    from lazyweights.container import shared_groups
+
+    out = np.empty((n_labels, rows.shape[1]), np.uint8)
+    shared_groups.fill_modes(np.ascontiguousarray(rows), labels, out)
+    return out
 
 
 def _column_classes(counts: np.ndarray) -> np.ndarray:

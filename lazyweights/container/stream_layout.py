@@ -11,7 +11,7 @@ A row group is 64 rows. It holds, in this order:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -102,6 +102,8 @@ class StreamLayout:
         Planes stored as raw bits.
     level_steps : int
         1/8 octaves that one step of a byte scale is worth (MXFP4: 8, NVFP4: 1), 0 where the scale is a half.
+    ranked : bool
+        Whether indices are replaced by their ranks (`blocks.codebook_ranks`).
     """
 
     type_name: str
@@ -119,6 +121,7 @@ class StreamLayout:
     sub_zero: int = 0
     raw: tuple[tuple[str, int, int], ...] = ()
     level_steps: int = 0
+    ranked: bool = False
 
     @property
     def type_id(self) -> int:
@@ -235,6 +238,32 @@ _LAYOUTS = (
 
 STREAM_LAYOUTS: dict[int, StreamLayout] = {layout.type_id: layout for layout in _LAYOUTS}
 """By type id. Types without a layout (I32, I64, F64, removed and unknown ids) stay verbatim."""
+
+SUM_HIGH, SUM_LOW = "sum_high", "sum_low"
+"""The bytes of the plane `block_sums` of Q8_K."""
+
+SECOND_LAYOUTS: dict[int, StreamLayout] = {
+    layout.type_id: layout
+    for layout in (
+        StreamLayout("F32", (), (ROW_LEVEL,), codes="exponent", cell_codes=0, mode=BY_ROW, raw=(("sign_mantissa", 1, 24),)),
+        StreamLayout("Q8_K", (), (ByteField(SUM_HIGH, 16),), cell_codes=256, raw=(("scale", 1, 32), (SUM_LOW, 16, 8))),
+        *(
+            replace(STREAM_LAYOUTS[TYPE_BY_NAME[name].type_id], ranked=True)
+            for name in ("IQ1_S", "IQ1_M", "IQ2_XS", "IQ2_S", "IQ3_S")
+        ),
+    )
+}
+"""Second forms of some types: what writers use. The first forms are those of files from before there were second ones."""
+
+
+def stream_layout(type_id: int, form: int) -> StreamLayout:
+    """Return the layout of a form (0 or 1) of a type."""
+    return SECOND_LAYOUTS[type_id] if form else STREAM_LAYOUTS[type_id]
+
+
+def newest_form(type_id: int) -> int:
+    """Return the form in which a type is written."""
+    return int(type_id in SECOND_LAYOUTS)
 
 
 def level_table(sub_zero: int) -> np.ndarray:

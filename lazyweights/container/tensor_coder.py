@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lazyweights.blocks.codebook_ranks import indices_by_rank, ranks_of_indices
 from lazyweights.blocks.planes import _LAYOUTS as _BLOCK_LAYOUTS
 from lazyweights.blocks.types import GGML_TYPES
 from lazyweights.codecs import TABLE_SIZE, TILE_ROWS, trellis
@@ -18,11 +19,16 @@ from lazyweights.container.shared_rows import SharedRows
 from lazyweights.container.stream_layout import (
     FORCED_NONE,
     N_CELL_CONTEXTS,
+    ROW_LEVEL,
     STREAM_LAYOUTS,
+    SUM_HIGH,
+    SUM_LOW,
     WINDOW_LOW_BITS,
     WINDOWED,
     StreamLayout,
     level_table,
+    newest_form,
+    stream_layout,
 )
 from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress
 
@@ -71,6 +77,8 @@ class TensorPlan:
         HUFFMAN or RANS, for the cells: side symbols are then coded by Huffman codes. SHARED: all by rANS, with `shared`.
     shared : SharedRows or None
         What the rows share.
+    form : int
+        Of the type's layout (`stream_layout.stream_layout`).
     """
 
     modes: tuple[HalfMode, ...]
@@ -80,6 +88,7 @@ class TensorPlan:
     table_set: int = 0
     coder: int = 0
     shared: SharedRows | None = None
+    form: int = 0
 
     @functools.cached_property
     def side_offsets(self) -> np.ndarray:
@@ -195,10 +204,13 @@ class TensorCoder:
         A key of `STREAM_LAYOUTS`.
     columns : int
         Elements of a row.
+    form : int
+        Of the type's layout (`stream_layout.stream_layout`).
     """
 
-    def __init__(self, type_id: int, columns: int) -> None:
-        self.layout: StreamLayout = STREAM_LAYOUTS[type_id]
+    def __init__(self, type_id: int, columns: int, form: int) -> None:
+        self.form = form
+        self.layout: StreamLayout = stream_layout(type_id, form)
         self.type = GGML_TYPES[type_id]
         self.columns = columns
         self.row_bytes = columns // self.type.block_size * self.type.block_bytes
@@ -359,6 +371,7 @@ class TensorCoder:
         planes = {s.name: np.empty((n, s.per_block), s.dtype) for s in block_layout.specs}
         blocks.flags.writeable = False
         block_layout.split_blocks(blocks, planes)
+        self._derive(planes, n_rows)
         halves = [planes[h.name].reshape(n_rows, -1) for h in layout.halves]
         half_values = np.stack(halves) if halves else _no_halves(n_rows, self.n_blocks)
         fields = [planes[b.name].reshape(n_rows, -1) for b in layout.bytes_]
@@ -372,6 +385,17 @@ class TensorCoder:
         if layout.codes_per_symbol > 1:
             codes = symbol_kernels.pack_codes(codes, self.cell_codes, layout.codes_per_symbol, self.layout.code_bits)
         return PlaneArrays(half_values, byte_values, codes, raw_values)
+
+    def _derive(self, planes: dict[str, np.ndarray], n_rows: int) -> None:
+        """Add to the planes of some rows what the second form of the type makes of them."""
+        if self.layout.ranked:
+            planes[self.layout.codes] = ranks_of_indices(self.layout.type_name)[planes[self.layout.codes]]
+        if self.form and self.layout.codes == "exponent":
+            mean4 = 4 * planes["exponent"].reshape(n_rows, -1).sum(axis=1, dtype=np.int64) // self.columns
+            planes[ROW_LEVEL.name] = (mean4 & 255).astype(np.uint8)
+        if any(byte.name == SUM_HIGH for byte in self.layout.bytes_):
+            sums = planes["block_sums"]
+            planes[SUM_HIGH], planes[SUM_LOW] = (sums >> 8).astype(np.uint8), sums & 255
 
     def join(self, arrays: PlaneArrays, packed: np.ndarray) -> None:
         """Pack plane arrays into rows, uint8 (rows, row_bytes); inverse of `split`."""
@@ -400,7 +424,8 @@ class TensorCoder:
         column = 0
         for byte in layout.bytes_:
             width = self.byte_columns(byte.per_block)
-            planes[byte.name] = np.ascontiguousarray(arrays.byte_values[:, column : column + width]).reshape(n, -1)
+            if byte.per_block:  # else it is no plane of the type
+                planes[byte.name] = np.ascontiguousarray(arrays.byte_values[:, column : column + width]).reshape(n, -1)
             column += width
         specs = {s.name: s for s in _BLOCK_LAYOUTS[self.type.type_id].specs}
         column = 0
@@ -410,8 +435,13 @@ class TensorCoder:
             column += width
             if name == "low":
                 codes = (codes.astype(np.uint32) << self.wide_bits | values).astype(specs[layout.codes].dtype)
+            elif name == SUM_LOW:
+                high = planes.pop(SUM_HIGH).astype(np.uint32)
+                planes["block_sums"] = (high << 8 | values.reshape(n, -1)).astype(specs["block_sums"].dtype)
             else:
                 planes[name] = np.ascontiguousarray(values.astype(specs[name].dtype)).reshape(n, -1)
+        if layout.ranked:
+            codes = indices_by_rank(layout.type_name)[codes]
         planes[layout.codes] = np.ascontiguousarray(codes).reshape(n, -1)
         for plane in planes.values():
             plane.flags.writeable = False
@@ -427,12 +457,10 @@ class TensorCoder:
         """Field modes of the counting pass: the low parts are counted too."""
         return tuple(HalfMode(LOW_CODED, SIGN_STORED) for _ in self.layout.halves)
 
-    def new_counts(self, packed: np.ndarray) -> Counts:
-        """Return empty counts; the bases of running-mean contexts follow from the first rows, `packed`."""
-        arrays = self.split(packed)
-        modes = self.count_modes()
+    def context_bases(self, arrays: PlaneArrays) -> tuple[int, ...]:
+        """Return the bases of the running-mean contexts of all side planes that are counted; they follow from the first rows."""
         bases = []
-        for name in self.side_names(modes):
+        for name in self.side_names(self.count_modes()):
             base = 0
             if name == "row_level" and self.layout.forced == WINDOWED:
                 # The window covers 32 octaves; two of them stay free above the largest value seen.
@@ -441,12 +469,15 @@ class TensorCoder:
                 high = (arrays.half_values[0] & 0x7FFF) >> 7 if self.layout.halves else arrays.byte_values
                 base = min(max(int(high.astype(np.int64).sum()) // high.size - 15, 0), 225)
             bases.append(base)
-        n_sides = len(bases)
+        return tuple(bases)
+
+    def new_counts(self, bases: tuple[int, ...]) -> Counts:
+        """Return empty counts, for these bases of running-mean contexts."""
         return Counts(
-            np.zeros((n_sides, N_SIDE_CONTEXTS, 256), np.uint32),
+            np.zeros((len(bases), N_SIDE_CONTEXTS, 256), np.uint32),
             np.zeros((2 * N_CELL_CONTEXTS, 256), np.uint32),
             np.zeros(2, np.int64),
-            tuple(bases),
+            bases,
         )
 
     def count(self, packed: np.ndarray, counts: Counts, plain: bool = False) -> None:
@@ -649,9 +680,9 @@ class TensorCoder:
 
 
 @functools.lru_cache(maxsize=256)
-def tensor_coder(type_id: int, columns: int) -> TensorCoder:
-    """Return the (shared, stateless) coder of a type and row length."""
-    return TensorCoder(type_id, columns)
+def tensor_coder(type_id: int, columns: int, form: int | None = None) -> TensorCoder:
+    """Return the (shared, stateless) coder of a type and row length; of the form in which it is written, where none is given."""
+    return TensorCoder(type_id, columns, newest_form(type_id) if form is None else form)
 
 
 def _no_halves(n_rows: int, n_blocks: int) -> np.ndarray:

@@ -20,13 +20,14 @@ from lazyweights.container.coded_file import (
     FILTERED,
     LOCKSTEP,
     RAW,
+    UNIT_DTYPE,
     ZSTD,
     CodedSpan,
     TableSet,
     checksum,
 )
 from lazyweights.container.header_filter import ItemArray, filter_chunk, unfilter_chunk
-from lazyweights.container.tensor_coder import RANS, SHARED, tensor_coder
+from lazyweights.container.tensor_coder import RANS, SHARED
 from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress, decompress
 from lazyweights.errors import BlockLayoutError, ChecksumError, CodecError, FormatError
 
@@ -53,6 +54,22 @@ class Unit:
     kind: int
     payload: bytes | memoryview
     checksum: int
+
+
+@dataclass(frozen=True)
+class UnitRun:
+    """Units that follow each other in a file.
+
+    Attributes
+    ----------
+    entries : ndarray of coded_file.UNIT_DTYPE, shape (n_units,)
+        Of the unit table.
+    parts : list of bytes or memoryview
+        The payloads, each padded to a multiple of 4 bytes, in any number of parts.
+    """
+
+    entries: np.ndarray
+    parts: list[bytes | memoryview]
 
 
 class Tables:
@@ -140,7 +157,14 @@ def decode_verbatim(kind: int, payload: bytes | memoryview, n_bytes: int, unit: 
         raise
 
 
-def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: bool, verify: bool) -> list[Unit]:
+def unit_run(unit: Unit) -> UnitRun:
+    """Return a single unit as a run."""
+    n = len(unit.payload)
+    entries = np.array([(n | unit.kind << 28, unit.checksum)], UNIT_DTYPE)
+    return UnitRun(entries, [unit.payload, bytes(-n % 4)])
+
+
+def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: bool, verify: bool) -> UnitRun:
     """Encode the row groups of some packed rows of one outer index.
 
     Parameters
@@ -157,53 +181,68 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
         If what was encoded does not decode to the same bytes (a bug, or broken memory).
     """
     assert span.plan is not None
-    coder = tensor_coder(span.type_id, span.shape[0])
-    units = []
+    coder = span.coder
+    source = memoryview(packed.reshape(-1))
+    step = TILE_ROWS * packed.shape[1]
+    starts = np.arange(0, packed.size, step)
+    source_sizes = np.minimum(packed.size - starts, step)
     if lockstep:
         arrays = coder.split(packed)
-        entries = tables.entries[span.plan.cell_tables[0]]
-        for first in range(0, len(packed), TILE_ROWS):
-            rows = slice(first, first + TILE_ROWS)
-            payload = unit_stream.encode_group(arrays, rows, coder, entries)
-            units.append(_unit(LOCKSTEP, payload, packed[rows]))
+        code_entries = tables.entries[span.plan.cell_tables[0]]
+        parts: list[bytes | memoryview] = []
+        for first in range(0, len(packed), TILE_ROWS):  # nothing where a symbol has no codeword
+            parts.append(unit_stream.encode_group(arrays, slice(first, first + TILE_ROWS), coder, code_entries) or b"")
+        sizes = np.array([len(part) or packed.size for part in parts], np.int64)
+        kinds = np.full(len(parts), LOCKSTEP)
+        raw = sizes >= source_sizes
     else:
-        words, sizes, unforced = coder.encode(packed, span.plan, tables.lane_entries, tables.freq_entries)
-        at = 0
+        words, n_words, unforced = coder.encode(packed, span.plan, tables.lane_entries, tables.freq_entries)
+        raw = n_words < 0
+        sizes = 4 * n_words
+        kinds = np.where(unforced, CODED_UNFORCED, CODED)
+        ends = np.cumsum(np.where(raw, 0, sizes))
         view = memoryview(words).cast("B")
-        for g, n_words in enumerate(sizes.tolist()):
-            payload_words = None
-            if n_words >= 0:
-                payload_words = view[4 * at : 4 * (at + n_words)]
-                at += n_words
-            rows = slice(TILE_ROWS * g, TILE_ROWS * (g + 1))
-            units.append(_unit(CODED_UNFORCED if unforced[g] else CODED, payload_words, packed[rows]))
+        parts = [view[: int(ends[-1])]]
+        if raw.any():
+            parts = [view[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+    if raw.any():
+        kinds[raw], sizes[raw] = RAW, source_sizes[raw]
+        for k in np.flatnonzero(raw).tolist():
+            parts[k] = bytes(source[k * step : (k + 1) * step])
+    if lockstep or raw.any():
+        parts = [part if len(part) % 4 == 0 else bytes(part) + bytes(-len(part) % 4) for part in parts]
+    entries = np.empty(len(sizes), UNIT_DTYPE)
+    entries["size"] = sizes | kinds << 28
+    entries["checksum"] = [checksum(source[at : at + step]) for at in starts.tolist()]
     if verify:
-        back = np.empty_like(packed)
-        kinds = np.array([u.kind for u in units])
-        payload_sizes = np.array([len(u.payload) for u in units], np.int64)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum((payload_sizes + 3) & ~np.int64(3))])
-        if lockstep or RAW in kinds:
-            words = np.zeros(int(offsets[-1]) // 4 + READ_AHEAD_WORDS, np.uint32)
-            target = words.view(np.uint8)
-            for unit, offset in zip(units, offsets.tolist(), strict=False):
-                target[offset : offset + len(unit.payload)] = np.frombuffer(unit.payload, np.uint8)
-        part = Part(span, 0, len(kinds), len(back))
-        decode_parts([part], kinds, payload_sizes, offsets[:-1], words, tables, back.reshape(-1))
-        if not _equal(back.reshape(-1), packed.reshape(-1)):
-            raise CodecError("what was encoded does not decode to the same bytes; please report this", tensor=span.name)
-    return units
+        _verify(span, packed, kinds, sizes, parts if lockstep or raw.any() else words, tables)
+    return UnitRun(entries, parts)
 
 
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two uint8 arrays of the same size are equal: eight bytes at a time, the rest alone."""
-    whole = a.size // 8 * 8
-    return bool(np.array_equal(a[:whole].view(np.uint64), b[:whole].view(np.uint64)) and np.array_equal(a[whole:], b[whole:]))
+def _verify(
+    span: CodedSpan, packed: np.ndarray, kinds: np.ndarray, sizes: np.ndarray, payload: np.ndarray | list[bytes | memoryview],
+    tables: Tables,
+) -> None:
+    """Decode row groups, whose payload stands in words or parts, and compare them with the rows that they come from.
 
+    Raises
+    ------
+    CodecError
+        If they differ.
+    """
+    from lazyweights.codecs.byte_access import equal_bytes
 
-def _unit(kind: int, payload: bytes | memoryview | None, source: np.ndarray) -> Unit:
-    if payload is None or len(payload) >= source.size:
-        return Unit(RAW, source.tobytes(), checksum(source))
-    return Unit(kind, payload, checksum(source))
+    offsets = np.cumsum((sizes + 3) & ~np.int64(3))
+    if isinstance(payload, list):
+        words = np.zeros(int(offsets[-1]) // 4 + READ_AHEAD_WORDS, np.uint32)
+        words.view(np.uint8)[: int(offsets[-1])] = np.frombuffer(b"".join(payload), np.uint8)
+    else:
+        words = payload
+    back = np.empty_like(packed)
+    part = Part(span, 0, len(kinds), len(back))
+    decode_parts([part], kinds, sizes, offsets - ((sizes + 3) & ~np.int64(3)), words, tables, back.reshape(-1))
+    if not equal_bytes(back.reshape(-1), packed.reshape(-1)):
+        raise CodecError("what was encoded does not decode to the same bytes; please report this", tensor=span.name)
 
 
 @dataclass(frozen=True)
@@ -286,7 +325,7 @@ def decode_parts(
             continue
         span = part.span
         packed = out[place].reshape(-1, span.row_bytes)
-        coder = tensor_coder(span.type_id, span.shape[0])
+        coder = span.coder
         assert tables is not None
         table = int(part.span.plan.cell_tables[0]) * TABLE_SIZE
         try:
@@ -336,7 +375,7 @@ def _decode_alone(
     """Decode a part that has shared rows or a type that is not decoded in batches; fill the status of its row groups."""
     span, plan = part.span, part.span.plan
     assert plan is not None
-    coder = tensor_coder(span.type_id, span.shape[0])
+    coder = span.coder
     packed = out[part.first_byte : part.first_byte + part.n_rows * span.row_bytes].reshape(part.n_rows, span.row_bytes)
     if plan.coder == SHARED and span.decode_arrays is not None:
         from lazyweights.container import shared_decode

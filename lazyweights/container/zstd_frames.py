@@ -12,8 +12,20 @@ VERBATIM_LEVEL = 3
 """zstd level of verbatim bytes outside the GGUF header, which are mostly incompressible."""
 
 
+class _PerThread(threading.local):
+    """A compressor of the level of verbatim bytes: making one takes longer than compressing a few kilobytes."""
+
+    def __init__(self) -> None:
+        self.quick = zstandard.ZstdCompressor(level=VERBATIM_LEVEL, write_checksum=False)
+
+
+_per_thread = _PerThread()
+
+
 def compress(data: bytes, level: int) -> bytes:
     """Return one frame, without a checksum of its own: everything in a coded file has one already."""
+    if level == VERBATIM_LEVEL:
+        return _per_thread.quick.compress(data)
     return zstandard.ZstdCompressor(level=level, write_checksum=False).compress(data)
 
 

@@ -15,7 +15,6 @@ from lazyweights.blocks.types import type_name
 from lazyweights.codecs import N_LANES, TABLE_SIZE
 from lazyweights.container.coded_file import LOCKSTEP, RAW, CodedSpan
 from lazyweights.container.reader import CodedFile
-from lazyweights.container.tensor_coder import tensor_coder
 from lazyweights.container.unit_codec import Tables
 from lazyweights.container.unit_stream import tile_columns
 from lazyweights.errors import CodecError, LazyWeightsError
@@ -112,7 +111,7 @@ def _read_coded(
 ) -> UnitTensor | None:
     """Read the row groups of a tensor; None where none of them is lockstep."""
     assert span.plan is not None
-    coder = tensor_coder(span.type_id, span.shape[0])
+    coder = span.coder
     n_symbols = coder.n_cells * coder.cell_symbols
     width = tile_columns(coder)
     widths = [min(width, n_symbols - column) for column in range(0, n_symbols, width)]

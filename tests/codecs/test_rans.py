@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyweights.codecs import rans, vector_kernels
+from lazyweights.codecs import rans, vector_kernels, vector_rans_encode
 from lazyweights.errors import CodecError
 
 BACKENDS = ["scalar", *(["vector"] if vector_kernels.AVAILABLE else [])]
@@ -75,6 +75,84 @@ def test_kernels_equal_reference(backend, n_rows, n_cells, cell_length):
     np.testing.assert_array_equal(lanes[:n_lanes], start[:n_lanes])
 
 
+@pytest.mark.skipif(not vector_kernels.AVAILABLE, reason="this CPU has no AVX-512")
+@pytest.mark.parametrize(
+    ("n_cells", "strides", "cell_length"),
+    [
+        (5, (160, 32, 1, 320), 32),
+        (5, (150, 30, 1, 300), 30),
+        (2, (8, 4, 1, 16), 4),
+        (23, (23, 1, 1, 46), 1),
+        (4, (4, 1, 1, 8), 1),
+        (7, (224, 32, 1, 1), 1),
+    ],
+)
+def test_vector_encoder_equals_scalar(n_cells, strides, cell_length):
+    rng = np.random.default_rng(n_cells)
+    freqs = np.zeros((5, 256), np.uint16)
+    freqs[:3] = [rans.normalized_freqs(1 + (1e6 * rng.random(256) ** k).astype(np.int64)) for k in (1, 4, 16)]
+    freqs[3, [7, 200]] = 1, 4095
+    freqs[4, 9] = 4096
+    symbols = rng.integers(0, 256, 64 * n_cells * cell_length).astype(np.uint8)
+    symbols[rng.random(symbols.size) < 0.3] = 9
+    tables = rng.integers(0, 3, (2, n_cells, 32)).astype(np.uint8)
+    # Some cells have tables that cannot code all symbols.
+    cells = np.lib.stride_tricks.as_strided(symbols, (2, n_cells, cell_length, 32), strides)
+    cells[0, n_cells - 1, :, ::2], tables[0, n_cells - 1, ::2] = 9, 4
+    cells[1, 0, :, ::3], tables[1, 0, ::3] = 200, 3
+    cells[1, 0, :, 0] = 7
+    entries = rans.freq_entries(freqs)
+    assert vector_rans_encode.can_encode(strides, cell_length, n_cells)
+    states = rng.integers(rans.STATE_LOW, 1 << 32, 32).astype(np.uint32)
+    states[:3] = 0xFFFFFFFF, rans.STATE_LOW, 0xFFFFF000
+    scalar, vector = states.copy(), states.copy()
+    scratch, vector_scratch = np.zeros((2, symbols.size + 40), np.uint16)
+    at = vector_at = scratch.size
+    for phase in (1, 0):
+        base = phase * strides[0]
+        at = rans._encode_phase_scalar(symbols, base, strides, tables, phase, entries, cell_length, 32, scalar, scratch, at)
+        vector_at = vector_rans_encode.encode_rans_full(
+            symbols, base, strides, tables, phase, entries, cell_length, vector, vector_scratch, vector_at
+        )
+        assert vector_at == at > 0
+    np.testing.assert_array_equal(vector, scalar)
+    np.testing.assert_array_equal(vector_scratch, scratch)
+    tables[0, n_cells - 1, 31], cells[0, n_cells - 1, 0, 31] = 3, 8  # a symbol without frequency
+    found = vector_rans_encode.encode_rans_full(
+        symbols, 0, strides, tables, 0, entries, cell_length, vector, vector_scratch, scratch.size
+    )
+    assert found == -1
+
+
+@pytest.mark.skipif(not vector_kernels.AVAILABLE, reason="this CPU has no AVX-512")
+@pytest.mark.parametrize("freq", [1, 2, 3, 5, 7, 11, 1023, 2047, 2731, 4093, 4095, 4096])
+def test_vector_encoder_divides_exactly(freq):
+    """States at both sides of multiples of a frequency, where a quotient in single precision may be wrong."""
+    rng = np.random.default_rng(freq)
+    freqs = np.zeros((1, 256), np.uint16)
+    freqs[0, 0], freqs[0, 1] = rans.PROB_SCALE - freq, freq
+    quotients = np.concatenate([np.arange((1 << 20) - 256, 1 << 20), rng.integers((1 << 16) // freq + 1, 1 << 20, 768)])
+    for rest in (0, freq - 1):
+        wanted = quotients * freq + rest
+        for states in wanted[wanted >= rans.STATE_LOW].reshape(-1, 32).astype(np.uint32):
+            found = states.copy()
+            at = vector_rans_encode.encode_rans_full(
+                np.ones(64, np.uint8),
+                0,
+                (32, 32, 1, 1),
+                np.zeros((2, 1, 32), np.uint8),
+                0,
+                rans.freq_entries(freqs),
+                1,
+                found,
+                np.zeros(64, np.uint16),
+                64,
+            )
+            assert at == 64
+            expected = (states.astype(np.int64) // freq << rans.PROB_BITS) + rest + rans.PROB_SCALE - freq
+            np.testing.assert_array_equal(found, expected)
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, 10**9), min_size=256, max_size=256).filter(any))
 def test_frequencies_sum_to_the_scale_and_cover_every_symbol(counts):
@@ -104,8 +182,14 @@ def test_symbol_without_frequency_is_refused():
     with pytest.raises(CodecError, match="no frequency"):
         rans.encode_rans_reference([[[1]]], [[0]], freqs.tolist())
     status = rans.encode_rans(
-        np.ones(64, np.uint8), (1, 1, 1, 2), np.zeros((2, 1, 32), np.uint8), rans.freq_entries(freqs), 1, 64,
-        np.full(32, rans.STATE_LOW, np.uint32), np.zeros(100, np.uint16),
+        np.ones(64, np.uint8),
+        (1, 1, 1, 2),
+        np.zeros((2, 1, 32), np.uint8),
+        rans.freq_entries(freqs),
+        1,
+        64,
+        np.full(32, rans.STATE_LOW, np.uint32),
+        np.zeros(100, np.uint16),
     )
     assert status == -1
     with pytest.raises(CodecError, match="4096"):

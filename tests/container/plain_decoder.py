@@ -7,6 +7,7 @@ fail. It is slow and trusts its input; comments name the headings of the documen
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import struct
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 import zstandard
+from gguf import quants
 
 from lazyweights.blocks import Planes, join, plane_specs
 
@@ -95,12 +97,29 @@ def parse_type_row(line: str) -> TypeRow:
     )  # fmt: skip
 
 
-def read_types(text: str) -> dict[int, TypeRow]:
-    """Return the table of types of the document, by type id."""
-    block = text.split("<!-- generated: types -->")[1].split("<!-- /generated -->")[0]
-    lines = [line for line in block.splitlines() if line.startswith("|")][2:]
-    rows = [parse_type_row(line) for line in lines]
-    return {row.type_id: row for row in rows}
+Types = dict[tuple[int, int], TypeRow]
+"""Rows of the tables of types by type id and form, 0 or 1."""
+
+
+def read_types(text: str) -> Types:
+    """Return the tables of types and of their second forms of the document."""
+    types = {}
+    for form, name in enumerate(("types", "second forms")):
+        block = text.split(f"<!-- generated: {name} -->")[1].split("<!-- /generated -->")[0]
+        for line in [line for line in block.splitlines() if line.startswith("|")][2:]:
+            row = parse_type_row(line)
+            types[row.type_id, form] = row
+    return types
+
+
+@functools.cache
+def index_of_rank(type_name: str) -> list[int]:
+    """Return the index of each rank, from the grids of the gguf package: "Second forms"."""
+    made = {"IQ1_S": quants.IQ1_S, "IQ1_M": quants.IQ1_S, "IQ2_XS": quants.IQ2_XS, "IQ2_S": quants.IQ2_S, "IQ3_S": quants.IQ3_S}
+    made[type_name].init_grid()
+    grid = np.asarray(made[type_name].grid)
+    sums = (grid.reshape(-1, grid.shape[-1]).astype(int) ** 2).sum(axis=1).tolist()
+    return sorted(range(len(sums)), key=lambda index: (sums[index], index))
 
 
 # Conventions.
@@ -274,7 +293,7 @@ class Span:
                 yield rows, rows * row_bytes
 
 
-def read_head(data: bytes, types: dict[int, TypeRow]) -> tuple[list[Span], list[tuple[bytes, int, tuple[int, ...], int, int]]]:
+def read_head(data: bytes, types: Types) -> tuple[list[Span], list[tuple[bytes, int, tuple[int, ...], int, int]]]:
     """Return the spans and the verbatim tensors."""
     r = Numbers(data)
     sets = []
@@ -292,10 +311,10 @@ def read_head(data: bytes, types: dict[int, TypeRow]) -> tuple[list[Span], list[
         if r.number() == 0:
             continue
         span.name, type_id, span.shape = read_tensor(r)
-        span.kind = types[type_id]
         r.number(), r.number()  # statistics
         span.codes, span.freqs = sets[r.number()]
-        coder = r.number()
+        form, coder = divmod(r.number(), 4)
+        span.kind = types[type_id, form]
         span.by_rans, span.is_shared, span.is_trellis = coder == 1, coder in (2, 3), coder == 3
         numbers = [r.number() for _ in span.kind.halves]
         span.modes = tuple((n & 1, n >> 1) for n in numbers)
@@ -353,7 +372,7 @@ class RowGroup:
             self.cell_codes = self.kind.cell_codes
             self.n_blocks = columns // self.kind.block_size
             specs = {s.name: s.per_block for s in plane_specs(self.kind.type_id)}
-            codes_per_block = specs[self.kind.codes]
+            codes_per_block = specs["index" if self.kind.codes == "rank" else self.kind.codes]
         self.n_cells = self.n_blocks * codes_per_block // self.cell_codes
         self.cell_symbols = self.cell_codes // self.kind.codes_per_symbol
         self.raws = [(name, count or codes_per_block, bits, windowed) for name, count, bits, windowed in self.kind.raws]
@@ -690,7 +709,14 @@ class RowGroup:
                 ]
             else:
                 planes[name] = self.raw[name]
-        planes[kind.codes] = codes
+        if kind.codes == "rank":
+            codes = [[index_of_rank(kind.name)[rank] for rank in row] for row in codes]
+        planes["index" if kind.codes == "rank" else kind.codes] = codes
+        if "sum_low" in planes:
+            planes["block_sums"] = [
+                [high << 8 | low for high, low in zip(*rows, strict=True)]
+                for rows in zip(planes["sum_high"], planes["sum_low"], strict=True)
+            ]
         arrays = {s.name: np.array(planes[s.name]).astype(s.dtype)[None] for s in plane_specs(kind.type_id)}
         return join(Planes(kind.type_id, (1, self.n_rows, self.span.shape[0]), arrays)).tobytes()
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyweights.container.count_kernels import total_counts, used_rows
+from lazyweights.container.count_kernels import merge_contexts, total_counts, used_rows
 from lazyweights.container.planning import log2_q16
 
 
@@ -43,3 +43,25 @@ def test_used_rows_and_totals():
     assert np.flatnonzero(used).tolist() == [3, 17, 39]
     np.testing.assert_array_equal(total_counts(counts, used), counts.astype(np.int64).sum(axis=0))
     assert not total_counts(counts, np.zeros(40, np.bool_)).any()
+
+
+@given(st.lists(st.sampled_from([0, 0, 1, 3, 7, 20]), min_size=40, max_size=40), st.sampled_from([1, 8, 16]))
+def test_merged_contexts(totals, enough):
+    """Contexts stand for those behind them up to the next one that is kept, and have enough symbols if their run has."""
+    counts = np.zeros((len(totals), 256), np.uint32)
+    for k, total in enumerate(totals):
+        counts[k, k % 5] = total
+    used = used_rows(counts)
+    merged = np.full_like(counts, 99)
+    kept = merge_contexts(counts, used, 16, enough, merged)
+    assert not (kept & ~used).any()
+    for first in range(0, len(totals), 16):
+        run = np.arange(first, min(first + 16, len(totals)))
+        heads = run[kept[run]].tolist()
+        assert bool(heads) == bool(used[run].any())
+        if not heads:
+            continue
+        assert not used[first : heads[0]].any()
+        for head, end in zip(heads, [*heads[1:], run[-1] + 1], strict=True):
+            np.testing.assert_array_equal(merged[head], counts[head:end].sum(axis=0))
+            assert merged[head].sum() >= min(enough, counts[run].sum())

@@ -34,9 +34,12 @@ from lazyweights.container.stream_layout import (
     FORCED_MIN,
     FORCED_MIN_MAX,
     FORCED_NONE,
+    SECOND_LAYOUTS,
     STREAM_LAYOUTS,
     WINDOW_LOW_BITS,
     WINDOWED,
+    StreamLayout,
+    newest_form,
 )
 from lazyweights.container.tensor_coder import HalfMode, TensorPlan
 from lazyweights.errors import LazyWeightsError
@@ -140,6 +143,7 @@ def test_goldens_hold_every_way_to_code() -> None:
             if span.plan is None:
                 continue
             forced = STREAM_LAYOUTS[span.type_id].forced
+            assert span.plan.form == newest_form(span.type_id)
             seen |= {("type", span.type_id, kind == LOCKSTEP) for kind in kinds if kind in (CODED, LOCKSTEP)}
             seen |= {("forced", forced, kind) for kind in kinds}
             if layout.preset == "dense":
@@ -177,9 +181,9 @@ def test_generated_blocks_are_current() -> None:
             assert make_goldens.generated_block(text, name) == make(), (path.name, name)
 
 
-def type_row(type_id: int) -> TypeRow:
-    """What the table should say of a type, from `STREAM_LAYOUTS`."""
-    layout = STREAM_LAYOUTS[type_id]
+def type_row(layout: StreamLayout) -> TypeRow:
+    """What the table should say of a type."""
+    type_id = layout.type_id
     known = GGML_TYPES[type_id]
     assert all(half.delta_of in (-1, 0) for half in layout.halves)
     assert all(half.delta_of < 0 or layout.halves[0].name == "scale" for half in layout.halves)
@@ -200,16 +204,16 @@ def type_row(type_id: int) -> TypeRow:
         layout.type_name, type_id, known.block_size, known.block_bytes,
         tuple((half.name, half.delta_of == 0) for half in layout.halves),
         tuple(plain_decoder.ByteField(b.name, b.per_block, b.context) for b in layout.bytes_),
-        layout.codes, layout.code_bits, layout.codes_per_symbol, layout.cell_codes, variant[layout.forced],
+        "rank" if layout.ranked else layout.codes,
+        layout.code_bits, layout.codes_per_symbol, layout.cell_codes, variant[layout.forced],
         context[layout.mode], layout.zero_base if layout.mode == BY_ZERO_AND_LEVEL else 0, level, tuple(raws),
     )  # fmt: skip
 
 
 def test_table_of_types_is_that_of_the_program() -> None:
-    table = plain_decoder.read_types(TEXT)
-    assert set(table) == set(STREAM_LAYOUTS)
-    for type_id in STREAM_LAYOUTS:
-        assert table[type_id] == type_row(type_id)
+    forms = [(type_id, 0, layout) for type_id, layout in STREAM_LAYOUTS.items()]
+    forms += [(type_id, 1, layout) for type_id, layout in SECOND_LAYOUTS.items()]
+    assert plain_decoder.read_types(TEXT) == {(type_id, form): type_row(layout) for type_id, form, layout in forms}
     # What the columns "context" and "level" leave out holds for every type.
     for layout in STREAM_LAYOUTS.values():
         if layout.mode in (BY_LEVEL, BY_ZERO_AND_LEVEL):
@@ -481,6 +485,7 @@ RULES: dict[str, list[Attack]] = {
         lambda: with_raw_head(TINY, lambda head: b"\x80" * 10 + b"\0" + head[1:]),
         lambda: with_span(TINY, 0, n_bytes=1 << 62),
         lambda: with_plan(TINY, "Q8_0", coder=4),
+        lambda: with_plan(EVERY, "IQ1_S", coder=2),
         lambda: with_shared(row_base=256),
         lambda: with_shared(row_table=254),
         lambda: with_shared(references=np.zeros((17, 4), np.uint8)),

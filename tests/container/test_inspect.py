@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from lazyweights.blocks import GGML_TYPES, TYPE_BY_NAME, split
+from lazyweights.blocks.codebook_ranks import ranks_of_indices
 from lazyweights.container.coded_file import UNIT_DTYPE
 from lazyweights.container.gguf_scan import ElidedArray, read_metadata, scan_gguf
 from lazyweights.container.inspect import SAMPLE_ROWS, FileReport, inspect_file
 from lazyweights.container.reader import CodedFile
-from lazyweights.container.stream_layout import STREAM_LAYOUTS
+from lazyweights.container.stream_layout import STREAM_LAYOUTS, newest_form, stream_layout
 from lazyweights.errors import LazyWeightsError, NotCodedError
 from tests.container.coded_samples import coded_span, encode_bytes, layout_of, tensor_bytes, type_label
 from tests.make_gguf import Tensor, build_gguf, every_type_gguf, plausible_metadata
@@ -78,7 +79,7 @@ def entropy(values: np.ndarray) -> float:
 def expected_entropy(type_id: int, data: bytes, shape: tuple[int, ...]) -> float:
     """Bits per weight, from the planes of `blocks`: the coded bits of a code by entropy, its low bits as they are."""
     planes = split(type_id, data, shape).planes
-    layout = STREAM_LAYOUTS[type_id]
+    layout = stream_layout(type_id, newest_form(type_id))
     n_weights = math.prod(shape)
     if layout.codes == "words":
         words = np.frombuffer(data, "<u2")
@@ -90,6 +91,8 @@ def expected_entropy(type_id: int, data: bytes, shape: tuple[int, ...]) -> float
         low = entropy(values & 255)
         return low if planes["values"].itemsize == 1 else low + entropy((values + 128) >> 8 & 255)
     codes = planes[layout.codes]
+    if layout.ranked:
+        codes = ranks_of_indices(layout.type_name)[codes]
     low_bits = max(layout.code_bits - 8, 0)
     return (entropy(codes >> low_bits) + low_bits) * codes.size / n_weights
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from lazyweights.blocks import TYPE_BY_NAME, split
-from lazyweights.container import coded_file, shared_decode, shared_rows
+from lazyweights.container import coded_file, shared_decode, shared_groups, shared_rows
 from lazyweights.container.coded_file import CodedSpan, Head
 from lazyweights.container.decoder import verify_file
 from lazyweights.container.inspect import inspect_file
 from lazyweights.container.reader import CodedFile
 from lazyweights.container.stream_layout import STREAM_LAYOUTS
-from lazyweights.container.tensor_coder import HUFFMAN, RANS, SHARED, HalfMode
-from lazyweights.container.unit_codec import tensor_coder
+from lazyweights.container.tensor_coder import HUFFMAN, RANS, SHARED, HalfMode, tensor_coder
 from lazyweights.errors import FormatError, LazyWeightsError
 from tests.container import plain_decoder
 from tests.container.coded_samples import (
@@ -246,9 +245,24 @@ def test_references(share: float) -> None:
         found = shared_rows.find_shared_rows(coder, np.frombuffer(data, np.uint8).reshape(1024, -1))
         assert found is not None
         assert len(found.references) == n
-        sides = shared_rows.side_rows(coder, np.frombuffer(data, np.uint8).reshape(1024, -1))
+        sides = shared_rows.side_rows(coder, coder.split(np.frombuffer(data, np.uint8).reshape(1024, -1)))
         different = np.min([(sides != row).sum(axis=1) for row in found.references], axis=0)
         assert different.sum() <= (share + 0.05) * sides.size // 2
+
+
+def test_kernels_that_look_for_references() -> None:
+    rng = np.random.default_rng(63)
+    rows = rng.integers(0, 3, (20, 31)).astype(np.uint8)
+    different = (rows[:, None] != rows[None]).sum(axis=2)
+    found = np.empty((20, 20), np.int64)
+    shared_groups.count_different(rows, rows, found)
+    np.testing.assert_array_equal(found, different)
+    assert shared_groups.least_different(rows) == int((different + 99 * np.eye(20, dtype=np.int64)).min(axis=1).sum())
+    labels = rng.integers(0, 3, 20)
+    modes = np.empty((3, 31), np.uint8)
+    shared_groups.fill_modes(rows, labels, modes)
+    expected = [[np.bincount(rows[labels == k, column]).argmax() for column in range(31)] for k in range(3)]
+    assert modes.tolist() == expected
 
 
 # Hostile plans.

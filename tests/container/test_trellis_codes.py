@@ -67,7 +67,7 @@ def test_every_type_with_one_code_a_symbol(type_id: int, tmp_path: Path, monkeyp
 def test_other_types_have_none(type_id: int) -> None:
     coder = tensor_coder(type_id, 256)
     packed = np.zeros((128, coder.row_bytes), np.uint8)
-    assert shared_rows.trellis_indices(coder, packed) is None
+    assert shared_rows.trellis_indices(coder, coder.split(packed)) is None
 
 
 @pytest.mark.parametrize("columns", [32, 96])
@@ -194,7 +194,7 @@ def test_codes_that_obey_by_chance(name: str, tmp_path: Path) -> None:
     else:
         blocks[:, :, 18:] = 0
     coder = tensor_coder(TYPE_BY_NAME["Q8_0"].type_id, 64)
-    assert shared_rows.trellis_indices(coder, blocks.reshape(256, -1)) is None
+    assert shared_rows.trellis_indices(coder, coder.split(blocks.reshape(256, -1))) is None
     source = gguf_of("Q8_0", shape, blocks.tobytes())
     coded = encode_bytes(source, tmp_path)
     assert not has_trellis(span_of(coded))
