@@ -15,8 +15,7 @@ from lazyweights.container.coded_file import CODED, LOCKSTEP, RAW, CodedSpan, He
 from lazyweights.container.inspect import TensorReport, inspect_file
 from lazyweights.container.reader import CodedFile
 from lazyweights.container.stream_layout import STREAM_LAYOUTS
-from lazyweights.container.tensor_coder import HUFFMAN, SHARED, SharedCounts
-from lazyweights.container.unit_codec import tensor_coder
+from lazyweights.container.tensor_coder import HUFFMAN, SHARED, SharedCounts, tensor_coder
 from lazyweights.errors import FormatError, LazyWeightsError
 from lazyweights.reports.tensor_facts import TensorExaminer, count_entropy
 from tests.container.coded_samples import (
