@@ -141,7 +141,8 @@ class _Filler:
         self.n_bytes = 0
         self._seconds = 0.0
         self._error: BaseException | None = None
-        self._header_is_there = threading.Event()
+        self._has_header = False
+        self._header_or_end = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._fill, args=(source, fd, threads, progress), name="lazyweights-fill")
         self._thread.start()
@@ -155,19 +156,20 @@ class _Filler:
                         self.n_bytes = placed.source_bytes
                         os.ftruncate(fd, placed.source_bytes)
                     elif placed.n_bytes >= placed.header_bytes:
-                        self._header_is_there.set()
+                        self._has_header = True
+                        self._header_or_end.set()
                     if self._stopping:
                         return
         except BaseException as error:  # of this thread: `wait` raises it in the one that asks
             self._error = error
         finally:
             self._seconds = time.monotonic() - started
-            self._header_is_there.set()
+            self._header_or_end.set()
 
     def wait_for_header(self) -> None:
-        """Wait until the GGUF header is in the memory file; raise what went wrong."""
-        self._header_is_there.wait()
-        if self._error is not None:
+        """Wait until the GGUF header is in the memory file; raise what went wrong before that."""
+        self._header_or_end.wait()
+        if self._error is not None and not self._has_header:
             raise self._error
 
     def wait(self) -> float:

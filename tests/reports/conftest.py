@@ -60,6 +60,7 @@ def fake_quantizer() -> Iterator[None]:
     """Put the made-up quantizer where the real one belongs."""
     module = types.ModuleType("lazyweights.quant.tuned")
     module.TunedQuantizer = FakeQuantizer  # type: ignore[attr-defined]
+    module.METHOD_VERSION = 0  # type: ignore[attr-defined]
     name = "lazyweights.quant.tuned"
     before = sys.modules.get(name)
     sys.modules[name] = module
