@@ -86,9 +86,9 @@ def round_column(
     now = 0
     costs[0] = FAR
     costs[0, 0] = np.float32(0)
-    for t in range(64):
+    for t in range(TILE_ROWS):
         for g in range(groups):
-            row = 64 * g + t
+            row = TILE_ROWS * g + t
             value = values[row] if row < rows else np.float32(0)
             weight = weights[row] if row < rows else np.float32(0)
             if not abs(value) < np.float32(30000):
@@ -121,9 +121,9 @@ def round_column(
         for other in range(1, N_STATES):
             if costs[now, other, g] < costs[now, state, g]:
                 state = other
-        for back in range(64):
-            t = 63 - back
+        for back in range(TILE_ROWS):
+            t = TILE_ROWS - 1 - back
             way_taken = ways[t, state, g]
-            if 64 * g + t < rows:
-                codes[64 * g + t] = candidates[t, _REMAINDERS[state, way_taken], g]
+            if TILE_ROWS * g + t < rows:
+                codes[TILE_ROWS * g + t] = candidates[t, _REMAINDERS[state, way_taken], g]
             state = _FROM[state, way_taken]

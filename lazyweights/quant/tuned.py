@@ -340,10 +340,11 @@ class TunedQuantizer:
                 pattern = StepPattern(pattern.columns, curved.row_factors, curved.row_costs)
         pattern = even_pattern(pattern, not settings.use_column_steps, not settings.use_row_steps)
         scale = self._unit(row_weights is not None and settings.use_sensitivity) * step
-        on_trellis = self._may_trellis(rows, self._n_matrices(name)) and self._pays_trellis(weights, pattern, scale)
+        asked = self._asked(columns)
+        on_trellis = self._is_on_trellis(asked or CONTAINERS["Q8_0"], weights, pattern, scale, self._n_matrices(name))
         if on_trellis:
             scale *= FINE_STEP
-        container = self._container(weights, pattern, scale, self._n_matrices(name) > 1, on_trellis)
+        container = asked or _narrowest(weights, pattern, scale, self._n_matrices(name) > 1, on_trellis)
         if not settings.use_gptq:
             factor = Factor(
                 np.diag(factor.diagonal).astype(np.float32), factor.diagonal, factor.damp_frac, factor.n_dead, factor.is_diagonal
@@ -362,63 +363,40 @@ class TunedQuantizer:
         order = np.arange(len(hessian))
         if not self.settings.use_order or factor.is_diagonal:
             return order, factor
-        block, sub = self._widths(len(hessian))
+        asked = self._asked(len(hessian))
+        block, sub = (32, 32) if asked is None else (asked.block_columns, asked.sub_columns)
         other = large_first(np.diagonal(hessian), block, sub)
         reordered = factorize(hessian[np.ix_(other, other)], self.settings.damp_frac)
         if spread_within_blocks(reordered.diagonal, sub) < spread_within_blocks(factor.diagonal, sub):
             return other, reordered
         return order, factor
 
-    def _widths(self, columns: int) -> tuple[int, int]:
-        """Return the columns of a block and of a sub-block of a matrix with so many columns."""
-        asked = self.settings.container
-        if asked != "auto" and columns % find_container(asked).block_columns == 0:
-            return find_container(asked).block_columns, find_container(asked).sub_columns
-        return 32, 32
+    def _asked(self, columns: int) -> Container | None:
+        """Return the container that was asked for, or what takes its place where rows are not whole blocks; None: none was."""
+        if self.settings.container == "auto":
+            return None
+        asked = find_container(self.settings.container)
+        if columns % asked.block_columns == 0:
+            return asked
+        fitting = [c for c in CONTAINERS.values() if c.block_columns == 32 and c.bits >= asked.bits and not c.has_min]
+        return min(fitting, key=lambda c: c.bits)
 
-    def _may_trellis(self, rows: int, n_matrices: int) -> bool:
-        """Return whether a matrix is rounded down a trellis: paths are as long as row groups, so experts must be whole ones."""
-        asked = self.settings.container
-        is_wide = asked == "auto" or find_container(asked).may_trellis
-        return self.settings.use_trellis and is_wide and (n_matrices == 1 or rows % TILE_ROWS == 0)
+    def _is_on_trellis(
+        self, container: Container, weights: np.ndarray, pattern: StepPattern, scale: float, n_matrices: int
+    ) -> bool:
+        """Return whether a matrix is rounded down a trellis, given the widest container that it may get.
 
-    def _pays_trellis(self, weights: np.ndarray, pattern: StepPattern, scale: float) -> bool:
-        """Return whether a trellis brings more than is lost to steps that are wider because its finer grid reaches less far."""
-        container = find_container("Q8_0" if self.settings.container == "auto" else self.settings.container)
-        if weights.shape[1] % container.block_columns:
-            container = find_container("Q8_0")
-        sub_blocks = weights.reshape(len(weights), -1, container.sub_columns)
-        steps = pattern.sub_block_steps(scale, container.sub_columns) * pattern.row_factors[:, None]
-        needed = np.maximum(sub_blocks.max(axis=2), -sub_blocks.min(axis=2)) / (steps * container.highest)
+        Paths are as long as row groups, so experts must be whole ones. And the trellis has to bring more than is lost to steps
+        that are wider because its finer grid reaches less far.
+        """
+        if not (self.settings.use_trellis and container.may_trellis and (n_matrices == 1 or len(weights) % TILE_ROWS == 0)):
+            return False
+        needed = _needed_codes(weights, pattern, scale, container.sub_columns) / container.highest
         return widening_cost(needed / FINE_STEP) < widening_cost(needed) + TRELLIS_GAIN
 
     def _unit(self, is_curved: bool) -> float:
         """Return what a global step of 1 is: see `steps`."""
         return float(np.sqrt(24 * TARGET_DIVERGENCE / self.n_weights)) if is_curved else 0.5
-
-    def _container(
-        self, weights: np.ndarray, pattern: StepPattern, scale: float, is_expert: bool, on_trellis: bool
-    ) -> Container:
-        """Return the container: the one asked for where rows fit, or the narrowest in which few sub-blocks are widened.
-
-        The experts of a tensor need one container for all of them, which is the widest.
-        """
-        columns = weights.shape[1]
-        if self.settings.container != "auto":
-            asked = find_container(self.settings.container)
-            if columns % asked.block_columns == 0:
-                return asked
-            fitting = [c for c in CONTAINERS.values() if c.block_columns == 32 and c.bits >= asked.bits and not c.has_min]
-            return min(fitting, key=lambda c: c.bits)
-        widest = CONTAINERS["Q8_0"]
-        if is_expert:
-            return widest
-        reach = pattern.sub_block_steps(scale, 32) * pattern.row_factors[:, None]
-        blocks = weights.reshape(len(weights), -1, 32)
-        needed = np.maximum(blocks.max(axis=2), -blocks.min(axis=2)) / reach
-        choices = [c for c in CONTAINERS.values() if c.block_columns == 32 and not c.has_min and c.may_trellis >= on_trellis]
-        fitting = [c for c in choices if np.mean(needed > c.highest) <= DEFAULT_WIDENED]
-        return min(fitting, key=lambda c: c.bits, default=widest)
 
     def _quantize_slab(self, tensor: _Prepared, start: int) -> _Slab:
         rows = slice(start, min(start + SLAB_ROWS, tensor.shape[0]))
@@ -435,6 +413,27 @@ class TunedQuantizer:
             found.sub_scales[:, back[:: container.sub_columns] // container.sub_columns],
         )  # fmt: skip
         return _Slab(packed, found.counts, float(found.loss @ tensor.pattern.row_costs[rows]), found.n_widened)
+
+
+def _needed_codes(weights: np.ndarray, pattern: StepPattern, scale: float, sub_columns: int) -> np.ndarray:
+    """Return how many steps the largest weight of each sub-block is away from 0, float64 (rows, sub-blocks)."""
+    sub_blocks = weights.reshape(len(weights), -1, sub_columns)
+    largest = np.maximum(sub_blocks.max(axis=2), -sub_blocks.min(axis=2))
+    return largest / (pattern.sub_block_steps(scale, sub_columns) * pattern.row_factors[:, None])
+
+
+def _narrowest(weights: np.ndarray, pattern: StepPattern, scale: float, is_expert: bool, on_trellis: bool) -> Container:
+    """Return the narrowest container in which few sub-blocks are widened.
+
+    The experts of a tensor need one container for all of them, which is the widest.
+    """
+    widest = CONTAINERS["Q8_0"]
+    if is_expert:
+        return widest
+    needed = _needed_codes(weights, pattern, scale, 32)
+    choices = [c for c in CONTAINERS.values() if c.block_columns == 32 and not c.has_min and c.may_trellis >= on_trellis]
+    fitting = [c for c in choices if np.mean(needed > c.highest) <= DEFAULT_WIDENED]
+    return min(fitting, key=lambda c: c.bits, default=widest)
 
 
 def _facts(matrix: _Prepared) -> dict[str, Any]:
