@@ -50,6 +50,16 @@ def load_u64(typingctx: Any, source: Any, at: Any) -> Any:
     return types.uint64(source, types.int64), codegen
 
 
+@intrinsic
+def swap_bytes(typingctx: Any, value: Any) -> Any:
+    """``swap_bytes(value)``: a uint64 with its bytes in the opposite order."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bswap(args[0])
+
+    return types.uint64(types.uint64), codegen
+
+
 @njit(cache=True, nogil=True)
 def equal_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether two flat uint8 arrays of the same size are equal, in one pass and without an array of results."""

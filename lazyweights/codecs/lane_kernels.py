@@ -20,7 +20,7 @@ from numba import njit, uint32, uint64
 
 from lazyweights.codecs import N_LANES
 from lazyweights.codecs import vector_kernels as _vector
-from lazyweights.codecs.byte_access import load_u64, store_u16, store_u64
+from lazyweights.codecs.byte_access import load_u64, store_u16, store_u64, swap_bytes
 
 NO_CONTEXT, RUNNING_MEAN, OTHER_PLANE = 0, 1, 2
 """How a side plane selects its table: not at all; by the running mean of the row so far; by another plane."""
@@ -38,29 +38,21 @@ def left_over_bits(buf: np.ndarray, held: np.ndarray, out: np.ndarray, first_bit
         total += max(held[lane], 0)
     if first_bit + total + 128 > 8 * out.size:
         return total
-    byte = np.uint64(first_bit >> 3)
-    n_pending = first_bit & 7
-    pending = uint64(out[byte]) >> uint64(8 - n_pending)
+    byte = np.int64(first_bit >> 3)
+    n_pending = uint64(first_bit & 7)
+    pending = uint64(out[byte]) >> (uint64(8) - n_pending)
     for lane in range(32):
-        n = held[lane]
-        if n <= 0:
-            continue
         b = buf[lane]
-        while n > 0:
-            step = min(n, 32)
-            pending = (pending << uint64(step)) | (b >> uint64(64 - step))
-            b = b << uint64(step)
+        n = uint64(max(held[lane], 0))
+        for _ in range(2):  # up to 32 bits at a time; nothing branches on how many there are
+            step = min(n, uint64(32))
+            pending = (pending << step) | ((b >> uint64(1)) >> (uint64(63) - step))
+            b = b << step
             n -= step
             n_pending += step
-            if n_pending >= 32:
-                n_pending -= 32
-                word = pending >> uint64(n_pending)
-                for k in range(np.uint64(4)):
-                    out[byte + k] = np.uint8((word >> (uint64(24) - uint64(8) * k)) & uint64(255))
-                byte += np.uint64(4)
-    word = pending << uint64(40 - n_pending)
-    for k in range(np.uint64(5)):
-        out[byte + k] = np.uint8((word >> (uint64(32) - uint64(8) * k)) & uint64(255))
+            store_u64(out, byte, swap_bytes((pending << (uint64(63) - n_pending)) << uint64(1)))
+            byte += np.int64((n_pending >> uint64(5)) << uint64(2))
+            n_pending &= uint64(31)
     return total
 
 

@@ -13,6 +13,9 @@ from lazyweights.container.group_decode import decode_groups
 from lazyweights.container.row_join import DIRECT, JOIN_OF_TYPE, NOT_COMPILED, join_rows
 from lazyweights.container.tensor_coder import RANS, HalfMode, TensorCoder, TensorPlan
 
+N_TYPE_NUMBERS = 12
+"""Length of `TypeArrays.numbers`; the last four are the rows of `sides`, `halves`, `byte_fields` and `raws`."""
+
 
 def is_compiled(coder: TensorCoder) -> bool:
     """Return whether `decode_batch` knows the type."""
@@ -21,7 +24,7 @@ def is_compiled(coder: TensorCoder) -> bool:
 
 class TypeArrays(NamedTuple):
     """What the kernels need of a type, row length and field modes: integer tables, and the numbers that stand in a row of
-    `parts` from column 4 on."""
+    `Batch.parts` from column 9 on."""
 
     meta: np.ndarray
     sides: np.ndarray
@@ -67,26 +70,40 @@ def _type_arrays(coder: TensorCoder, modes: tuple[HalfMode, ...], bases: tuple[i
     return TypeArrays(p.meta[None], p.sides, p.halves, p.byte_fields, p.raws, p.levels[None], numbers)
 
 
-def decode_plans(
-    rows: list[list[int]],
-    plans: list[PlanArrays],
-    words: np.ndarray,
-    starts: np.ndarray,
-    sizes: np.ndarray,
-    kinds: np.ndarray,
-    flat_tables: np.ndarray,
-    rans_tables: np.ndarray,
-    out: np.ndarray,
-    status: np.ndarray,
-) -> None:
-    """Call `decode_batch` with the first four columns of `parts` in `rows` and the plan of each part's tensor."""
-    if len(plans) == 1:
-        tables = [*plans[0].of_type[:6], plans[0].side_tables, plans[0].cell_tables]
-    else:
-        tables = [np.concatenate(column) for column in zip(*(p.of_type[:6] for p in plans), strict=True)]
-        tables += [np.concatenate([p.side_tables for p in plans]), np.concatenate([p.cell_tables for p in plans])]
-    parts = np.array([row + plan.of_type.numbers for row, plan in zip(rows, plans, strict=True)], np.int64)
-    decode_batch(parts, words, starts, sizes, kinds, *tables, flat_tables, rans_tables, out, status)
+class Batch:
+    """Parts of tensors, any number of neighbours of which one compiled call decodes.
+
+    Parameters
+    ----------
+    rows : for each part: rows, first unit (among those handed to `decode`), units, first byte in the output
+    plans : of each part's tensor
+    """
+
+    def __init__(self, rows: list[list[int]], plans: list[PlanArrays]) -> None:
+        columns = zip(*(p.of_type[:6] for p in plans), strict=True)
+        self._tables = [np.concatenate(column) if len(plans) > 1 else column[0] for column in columns]
+        self._tables += [np.concatenate([p.side_tables for p in plans]) if len(plans) > 1 else plans[0].side_tables]
+        self._tables += [np.concatenate([p.cell_tables for p in plans]) if len(plans) > 1 else plans[0].cell_tables]
+        self._parts = np.empty((len(rows), 9 + N_TYPE_NUMBERS), np.int64)
+        self._parts[:, :4] = rows
+        self._parts[:, 4] = np.arange(len(rows))
+        self._parts[:, 9:] = [plan.of_type.numbers for plan in plans]
+        self._parts[:, 5:9] = np.cumsum(self._parts[:, -4:], axis=0) - self._parts[:, -4:]
+
+    def decode(
+        self,
+        part: slice,
+        words: np.ndarray,
+        starts: np.ndarray,
+        sizes: np.ndarray,
+        kinds: np.ndarray,
+        flat_tables: np.ndarray,
+        rans_tables: np.ndarray,
+        out: np.ndarray,
+        status: np.ndarray,
+    ) -> None:
+        """Decode some of the parts; the other arguments are those of `decode_batch`."""
+        decode_batch(self._parts[part], words, starts, sizes, kinds, *self._tables, flat_tables, rans_tables, out, status)
 
 
 @njit(cache=True, nogil=True)
@@ -113,16 +130,17 @@ def decode_batch(
 
     Parameters
     ----------
-    parts : int64 (n_parts, 16): rows, first unit, units, first byte in `out`, then `TypeArrays.numbers`
+    parts : int64 (n_parts, 21): rows, first unit, units, first byte in `out`; its row in `meta`, `levels` and `cell_tables`;
+        its first row in `sides`, `halves`, `byte_fields` and `raws`; then `TypeArrays.numbers`
     words, starts, sizes, kinds, status : as for `decode_groups`, of the units of all parts
-    meta .. cell_tables : `TypeArrays` and `PlanArrays` of all parts, one behind the other
+    meta .. cell_tables : `TypeArrays` and `PlanArrays` of at least these parts, one behind the other
     flat_tables, rans_tables : of the table set of all parts
     out : uint8, flat, output; rows of row groups that are not decoded are left undefined
     """
-    s = h = f = r = 0
-    for i in range(parts.shape[0]):
-        n_rows, first, n_units, at, row_bytes, join, stride, offset, width, byte_width, raw_width, by_rans = parts[i, :12]
-        n_sides, n_halves, n_fields, n_raws = parts[i, 12:]
+    for number in range(parts.shape[0]):
+        n_rows, first, n_units, at, i, s, h, f, r = parts[number, :9]
+        row_bytes, join, stride, offset, width, byte_width, raw_width, by_rans = parts[number, 9:17]
+        n_sides, n_halves, n_fields, n_raws = parts[number, 17:]
         part_sides, part_halves = sides[s : s + n_sides], halves[h : h + n_halves]
         part_fields, part_raws = byte_fields[f : f + n_fields], raws[r : r + n_raws]
         part_rans = rans_tables if by_rans else rans_tables[:0]
@@ -154,8 +172,4 @@ def decode_batch(
                 join_rows(
                     join, rows, n_blocks, half_values, byte_values, scratch, raw_values, packed[64 * g : 64 * g + rows]
                 )
-        s += n_sides
-        h += n_halves
-        f += n_fields
-        r += n_raws
 

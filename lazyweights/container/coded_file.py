@@ -229,11 +229,9 @@ def _unpack_plan(r: NumberReader, type_id: int, columns: int, table_sets: list[T
         raise FormatError("a plan shares rows of a type whose scales are no halves")
     if is_trellis and not coder.layout.may_have_trellis:
         raise FormatError("a plan has trellis codes of a type with several codes to a symbol")
-    modes = []
-    for _ in coder.layout.halves:
-        modes.append(_MODES[r.number(5)])
+    modes = [_MODES[value] for value in r.several(len(coder.layout.halves), 5)]
     n_sides = len(coder.side_names(tuple(modes)))
-    bases = tuple(r.number(255) for _ in range(n_sides))
+    bases = tuple(r.several(n_sides, 255))
     packed = r.take(32 * n_sides + 512)
     n_tables = len(table_sets[table_set].lengths)
     if packed.translate(None, _BYTES[:n_tables]):  # what is left when the numbers of tables are taken out
@@ -333,7 +331,7 @@ def unpack_head(data: bytes, source_size: int) -> Head:
                     "the bytes of a coded span are not those of its shape", tensor=name,
                     expected=_size_of(type_id, shape), found=n_bytes,
                 )
-            entropy_millibits, code_bits = r.number(), r.number()
+            entropy_millibits, code_bits = r.several(2)
             plan = _unpack_plan(r, type_id, shape[0], table_sets)
             spans.append(CodedSpan(n_bytes, name, type_id, shape, plan, entropy_millibits, code_bits))
             tensors.append(TensorEntry(name, type_id, shape, offset, n_bytes, i))
@@ -372,9 +370,10 @@ def _size_of(type_id: int, shape: tuple[int, ...]) -> int:
 
 def _unpack_tensor(r: NumberReader) -> tuple[str, int, tuple[int, ...]]:
     name = r.data().decode("utf-8", "surrogateescape")
-    type_id = r.number((1 << 32) - 1)
-    n_dims = r.number(4)
-    return name, type_id, tuple(r.number() for _ in range(n_dims))
+    type_id, n_dims = r.several(2, (1 << 32) - 1)
+    if n_dims > 4:
+        raise LimitError("a tensor has too many dimensions", tensor=name, expected="<= 4", found=n_dims)
+    return name, type_id, tuple(r.several(n_dims))
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -20,15 +22,28 @@ from lazyweights.container.atomic import AtomicFile
 from lazyweights.container.coded_file import HEADER_BYTES, UNIT_DTYPE, Header, Layout
 from lazyweights.container.encoder import runs
 from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
-from lazyweights.container.unit_codec import READ_AHEAD_WORDS, Part, Tables, check_units, decode_parts
+from lazyweights.container.unit_codec import (
+    READ_AHEAD_WORDS,
+    Part,
+    PreparedParts,
+    Tables,
+    check_units,
+    decode_parts,
+    prepare_parts,
+)
 from lazyweights.errors import ChecksumError, FormatError, LazyWeightsError, TruncatedError
 
 RUN_BYTES, THREADED_RUN_BYTES = 1 << 22, 1 << 21
 """Source bytes decoded at a time: by one thread, and by each of several, which share a cache and come to an end together."""
 
-_MAP_OPTIONS: dict[str, int] = {"access": mmap.ACCESS_READ}
-if hasattr(mmap, "MAP_POPULATE"):
-    _MAP_OPTIONS = {"flags": mmap.MAP_SHARED | mmap.MAP_POPULATE, "prot": mmap.PROT_READ}
+IN_FLIGHT = 8
+"""Results that wait for their turn, at least: the header takes longer than the jobs behind it."""
+
+KEPT_BYTES = 1 << 25
+"""Bytes of the coded file that stay in memory behind the place where a decoder is."""
+
+_POPULATE_READ = 22
+"""Advice of Linux 5.14 and later that Python's `mmap` does not name: read what is mapped now, not page by page."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +92,15 @@ class Placed:
 class _Job:
     """Neighbouring units that are decoded together: row groups of some tensors and chunks of verbatim bytes."""
 
-    parts: list[Part]
+    prepared: PreparedParts
     units: slice  # within the file
     first_byte: int  # within the source
     n_bytes: int
     table_set: int  # of all plans; -1 where all bytes are verbatim
+
+    @property
+    def parts(self) -> list[Part]:
+        return self.prepared.parts
 
     @property
     def name(self) -> str:
@@ -89,8 +108,25 @@ class _Job:
         return next((part.span.name for part in self.parts if part.span.name), "")
 
 
-def _jobs(layout: Layout, threads: int = 1) -> Iterator[_Job]:
-    """Yield the jobs of a file in order, a few MiB each: many tensors are smaller than that.
+def _jobs(layout: Layout, threads: int = 1) -> list[_Job]:
+    """Return the jobs of a file in order, a few MiB each: many tensors are smaller than that."""
+    cuts = list(_cut(layout, threads))
+    prepared = prepare_parts(cut.parts for cut in cuts)
+    return [_Job(mine, *cut[1:]) for mine, cut in zip(prepared, cuts, strict=True)]
+
+
+class _Cut(NamedTuple):
+    """What is known of a `_Job` before it is prepared."""
+
+    parts: list[Part]
+    units: slice
+    first_byte: int
+    n_bytes: int
+    table_set: int
+
+
+def _cut(layout: Layout, threads: int) -> Iterator[_Cut]:
+    """Yield what becomes a job each.
 
     The bytes before the first coded tensor are jobs of their own: who wants the header first does not wait for a tensor.
     """
@@ -105,7 +141,7 @@ def _jobs(layout: Layout, threads: int = 1) -> Iterator[_Job]:
         ends_header = in_header and span.plan is not None
         in_header &= span.plan is None
         if parts and (n_bytes + run.n_bytes > run_bytes or (mine != table_set and table_set >= 0) or ends_header):
-            yield _Job(parts, slice(start, unit), first_byte, n_bytes, table_set)
+            yield _Cut(parts, slice(start, unit), first_byte, n_bytes, table_set)
             first_byte += n_bytes
             parts, n_bytes, start = [], 0, unit
             table_set = -1
@@ -116,7 +152,7 @@ def _jobs(layout: Layout, threads: int = 1) -> Iterator[_Job]:
         unit += n_units
         n_bytes += run.n_bytes
     if parts:
-        yield _Job(parts, slice(start, unit), first_byte, n_bytes, table_set)
+        yield _Cut(parts, slice(start, unit), first_byte, n_bytes, table_set)
 
 
 def decode_job(
@@ -133,7 +169,7 @@ def decode_job(
     flat = pool.take(job.n_bytes)
     units = job.units
     mine = tables[job.table_set] if job.table_set >= 0 else None
-    decode_parts(job.parts, layout.kinds[units], layout.sizes[units], offsets[units] - base, words, mine, flat, base)
+    decode_parts(job.prepared, layout.kinds[units], layout.sizes[units], offsets[units] - base, words, mine, flat, base)
     check_units(job.parts, layout.units["checksum"][units], offsets[units], flat)
     return flat
 
@@ -179,11 +215,58 @@ def read_layout(file: BinaryIO, actual_size: int | None) -> Layout:
     return coded_file.unpack_layout(header, head, table)
 
 
+class _MappedFile:
+    """A file in memory, of which only what was decoded last takes room. Thread-safe.
+
+    Parameters
+    ----------
+    fd, size, path : of the file
+    reads_ahead : whether to read what is asked for at once, not page by page. Quicker for one thread; several would wait
+        for each other
+    """
+
+    def __init__(self, fd: int, size: int, path: str, reads_ahead: bool) -> None:
+        self._path = path
+        try:
+            self._map = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+        except ValueError as error:
+            raise TruncatedError("the file became shorter while it was read", path=path) from error
+        self._reads_ahead = reads_ahead and sys.platform == "linux"
+        self._forgotten = 0
+
+    def words(self, base: int, end: int) -> np.ndarray:
+        """Return bytes `base` to `end` and what a decoder may read behind them, uint32.
+
+        Raises
+        ------
+        TruncatedError
+            If the file is no longer as long as that.
+        """
+        n_words = (end - base) // 4 + READ_AHEAD_WORDS
+        if self._reads_ahead:
+            start = base // mmap.PAGESIZE * mmap.PAGESIZE
+            try:
+                self._map.madvise(_POPULATE_READ, start, base + 4 * n_words - start)
+            except OSError as error:
+                if error.errno == errno.EFAULT:
+                    raise TruncatedError("the file became shorter while it was read", path=self._path) from error
+                self._reads_ahead = False  # an older system
+        return np.frombuffer(self._map, "<u4", n_words, base)
+
+    def forget(self, end: int) -> None:
+        """Let go of the memory of what lies `KEPT_BYTES` before byte `end`, in large pieces; it can be read again."""
+        end = (end // KEPT_BYTES - 1) * KEPT_BYTES
+        if end > self._forgotten and hasattr(mmap, "MADV_DONTNEED"):
+            start, self._forgotten = self._forgotten, end
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
 class _Worker:
     """Decodes the jobs of an open file. Thread-safe."""
 
-    def __init__(self, layout: Layout, fd: int, path: str) -> None:
-        self._layout, self._fd, self._path = layout, fd, path
+    def __init__(self, layout: Layout, fd: int, path: str, threads: int = 1) -> None:
+        self._layout = layout
+        self._file = _MappedFile(fd, layout.file_size, path, threads == 1)
         self._offsets = layout.offsets()
         self._tables = [Tables(table_set) for table_set in layout.head.table_sets]
         self._outputs = BufferPool()
@@ -195,28 +278,15 @@ class _Worker:
         ------
         FormatError, CodecError
         """
-        base = int(self._offsets[job.units.start])
-        words = self._mapped_words(base, int(self._offsets[job.units.stop]))
+        base, end = int(self._offsets[job.units.start]), int(self._offsets[job.units.stop])
+        words = self._file.words(base, end)
         try:
             return decode_job(job, self._layout, self._offsets, base, words, self._tables, self._outputs)
         except LazyWeightsError as error:
-            del words
             traceback.clear_frames(error.__traceback__)  # they hold the map, and with it the file, as long as the error lives
             raise
-
-    def _mapped_words(self, base: int, end: int) -> np.ndarray:
-        """Map the file from byte `base` to `end` and what a decoder may read behind that; uint32.
-
-        A map of its own for each job: pages that are done with do not add up in memory, and those that come next are read
-        at once.
-        """
-        start = base // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        n_words = (end - base) // 4 + READ_AHEAD_WORDS
-        try:
-            mapped = mmap.mmap(self._fd, base - start + 4 * n_words, offset=start, **_MAP_OPTIONS)
-        except ValueError as error:
-            raise TruncatedError("the file became shorter while it was read", path=self._path) from error
-        return np.frombuffer(mapped, "<u4", n_words, base - start)
+        finally:
+            self._file.forget(end)
 
     def release(self, data: np.ndarray) -> None:
         """Take back what `decode` returned."""
@@ -225,9 +295,9 @@ class _Worker:
 
 def _decode_units(layout: Layout, fd: int, threads: int, path: str) -> Iterator[tuple[_Job, np.ndarray]]:
     """Yield the decoded jobs of an open file in order; the data of one is valid until the next is asked for."""
-    worker = _Worker(layout, fd, path)
+    worker = _Worker(layout, fd, path, threads)
     jobs = _jobs(layout, threads)
-    for job, data in ordered_map(lambda job: (job, worker.decode(job)), jobs, threads):
+    for job, data in ordered_map(lambda job: (job, worker.decode(job)), jobs, threads, in_flight=IN_FLIGHT):
         yield job, data
         worker.release(data)
 
@@ -313,7 +383,7 @@ def iter_placed(
             worker.release(data)
             return job
 
-        for job in ordered_map(place, _jobs(layout, n_threads), n_threads):
+        for job in ordered_map(place, _jobs(layout, n_threads), n_threads, in_flight=IN_FLIGHT):
             done = job.first_byte + job.n_bytes
             if progress:
                 progress(Progress(done, size, 0, "decode", job.name))

@@ -178,42 +178,56 @@ def put_forced(
     positions: np.ndarray,
 ) -> None:
     """Undo `take_forced`: symbol i of block b of row r is byte ``first + r * row_bytes + b * stride + i`` of `out`."""
-    step = np.uint64(2 * row_bytes)
+    even_lanes = (n_rows + 1) // 2
+    put_forced_phase(out, first, 2 * row_bytes, even_lanes, forced, n_blocks, width, stride, positions, 0)
+    put_forced_phase(
+        out, first + row_bytes, 2 * row_bytes, n_rows // 2, forced, n_blocks, width, stride, positions, n_blocks * even_lanes
+    )
+
+
+@njit(cache=True, nogil=True)
+def put_forced_phase(
+    out: np.ndarray, first: int, lane_stride: int, n_lanes: int, forced: int, n_blocks: int, width: int, stride: int,
+    positions: np.ndarray, first_position: int,
+) -> None:
+    """`put_forced` for the rows of one phase, `lane_stride` bytes apart, whose positions start at `first_position`."""
     last = np.uint64(31)
-    k = np.uint64(0)
-    for phase in range(2):
-        lanes = np.uint64((n_rows + 1 - phase) // 2)
-        for block in range(n_blocks):
-            at = np.uint64(first + phase * row_bytes + block * stride)
-            if forced == 3:
-                for lane in range(lanes):
-                    position = np.uint64(positions[k + lane])
-                    place = at + ((position >> np.uint64(1)) & last)
-                    out[at + last] = out[place]
-                    out[place] = np.uint64(127) + np.uint64(2) * (position & np.uint64(1))
-                    at += step
-            elif forced == 1:
-                for lane in range(lanes):
-                    place = at + (np.uint64(positions[k + lane]) & last)
-                    out[at + last] = out[place]
-                    out[place] = 0
-                    at += step
-            elif width == 32:
-                for lane in range(lanes):
-                    position = np.uint64(positions[k + lane])
-                    second = at + (position & last)
-                    first_place = at + ((position >> np.uint64(5)) & last)
-                    out[at + np.uint64(30)] = 0
-                    out[at + last] = out[second]
-                    out[second] = 31
-                    out[at + np.uint64(30)] = out[first_place]
-                    out[first_place] = 0
-                    at += step
-            else:
-                for lane in range(lanes):
-                    put_forced_nibbles(out, np.int64(at), np.int64(positions[k + lane]))
-                    at += step
-            k += lanes
+    lanes, step = np.uint64(n_lanes), np.uint64(stride)
+    for lane in range(lanes):
+        at = np.uint64(first) + lane * np.uint64(lane_stride)
+        k = np.uint64(first_position) + lane
+        if forced == 3:
+            for _ in range(n_blocks):
+                position = np.uint64(positions[k])
+                place = at + ((position >> np.uint64(1)) & last)
+                out[at + last] = out[place]
+                out[place] = np.uint64(127) + np.uint64(2) * (position & np.uint64(1))
+                at += step
+                k += lanes
+        elif forced == 1:
+            for _ in range(n_blocks):
+                place = at + (np.uint64(positions[k]) & last)
+                out[at + last] = out[place]
+                out[place] = 0
+                at += step
+                k += lanes
+        elif width == 32:
+            for _ in range(n_blocks):
+                position = np.uint64(positions[k])
+                second = at + (position & last)
+                first_place = at + ((position >> np.uint64(5)) & last)
+                out[at + np.uint64(30)] = 0
+                out[at + last] = out[second]
+                out[second] = 31
+                out[at + np.uint64(30)] = out[first_place]
+                out[first_place] = 0
+                at += step
+                k += lanes
+        else:
+            for _ in range(n_blocks):
+                put_forced_nibbles(out, np.int64(at), np.int64(positions[k]))
+                at += step
+                k += lanes
 
 
 @njit(cache=True, nogil=True)

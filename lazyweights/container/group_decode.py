@@ -22,7 +22,7 @@ from lazyweights.codecs.vector_emit import AVAILABLE as VECTOR
 from lazyweights.codecs.vector_fields import cell_offsets_of_phase, join_words
 from lazyweights.container.bit_kernels import unpack_bits, unpack_many
 from lazyweights.container.cell_contexts import cell_contexts
-from lazyweights.container.forced_codes import forced_bits, put_forced, put_window
+from lazyweights.container.forced_codes import forced_bits, put_forced, put_forced_phase, put_window
 from lazyweights.container.group_encode import columns_of, side_offsets_of
 
 GROUP_OK, GROUP_DAMAGED, GROUP_LEFT_OUT = 0, 2, 3
@@ -92,24 +92,24 @@ def _put_halves(
     row_bytes = symbols.shape[1]
     flat = symbols.reshape(symbols.size)
     for phase in range(2):
-        lanes = np.uint64((n_rows + 1 - phase) // 2)
-        for block in range(n_blocks):
-            at = np.uint64((phase * n_blocks + block) * 32)
+        # Row by row, so that the lines of a row are written one after the other.
+        for lane in range((n_rows + 1 - phase) // 2):
+            row = first + phase + 2 * lane
+            at = np.uint64(phase * n_blocks * 32 + lane)
+            place = row * row_bytes
             if not direct:
                 for f in range(n_fields):
-                    for lane in range(lanes):
-                        half_values[f, np.uint64(first + phase) + np.uint64(2) * lane, block] = lane_values[f, at + lane]
-                continue
-            place = (first + phase) * row_bytes + block * stride
-            if n_fields == 2:
-                for lane in range(lanes):
-                    both = uint32(lane_values[0, at + lane]) | (uint32(lane_values[1, at + lane]) << uint32(16))
-                    store_u32(flat, place, both)
-                    place += 2 * row_bytes
+                    for block in range(np.uint64(n_blocks)):
+                        half_values[f, np.uint64(row), block] = lane_values[f, at + np.uint64(32) * block]
+            elif n_fields == 2:
+                for block in range(np.uint64(n_blocks)):
+                    k = at + np.uint64(32) * block
+                    store_u32(flat, place, uint32(lane_values[0, k]) | (uint32(lane_values[1, k]) << uint32(16)))
+                    place += stride
             elif n_fields == 1:
-                for lane in range(lanes):
-                    store_u16(flat, place, lane_values[0, at + lane])
-                    place += 2 * row_bytes
+                for block in range(np.uint64(n_blocks)):
+                    store_u16(flat, place, lane_values[0, at + np.uint64(32) * block])
+                    place += stride
 
 
 @njit(cache=True, nogil=True)
@@ -292,17 +292,6 @@ def _finish_groups(
 
 
 @njit(cache=True, nogil=True)
-def _unpack_positions(
-    words: np.ndarray, n_words: int, n_values: int, n_bits: int, scratch: np.ndarray, positions: np.ndarray
-) -> None:
-    """Read the positions of forced codes in front of a stream into `positions`, int32, in lane order."""
-    view = scratch[: 4 * (scratch.size // 4)].view(np.uint32)
-    for i in range(n_words):
-        view[i] = words[i]
-    unpack_many(scratch, 0, n_bits, positions[:n_values])
-
-
-@njit(cache=True, nogil=True)
 def decode_groups(
     n_rows: int,
     words: np.ndarray,
@@ -352,8 +341,8 @@ def decode_groups(
     stride, offset, _ = symbol_layout
     side_at = side_offsets_of(meta, sides)
     side = np.zeros(max(4 * side_at[-1], 1), np.uint8)
-    contexts = np.zeros((2, n_cells, 32), np.int32)
-    all_offsets = np.zeros(8 * n_cells * 32, np.int32)
+    contexts = np.empty((2, n_cells, 32), np.int32)
+    all_offsets = np.empty(8 * n_cells * 32, np.int32)
     packed = np.empty(n_cells * ((meta[2] + 3) // 4) * 32, np.uint32)
     low = np.zeros(64 * n_blocks, np.uint16)
     lane_values = np.zeros((halves.shape[0], 64 * n_blocks), np.uint16)
@@ -366,12 +355,12 @@ def decode_groups(
     row_bytes = symbols.shape[1]
     flat_symbols = symbols.reshape(symbols.size)
     limit = words.size
-    positions = np.zeros((4, 2 * n_cells * 32), np.int32)
+    positions = np.empty((4, 2 * n_cells * 32), np.int32)
     flat_positions = positions.reshape(positions.size)
     n_groups = kinds.size
     by_rans = rans_tables.size > 0
     states = np.zeros(32, np.uint32)
-    half_words = words.view(np.uint16)
+    half_words, packed_words = words.view(np.uint16), words.view(np.uint8)
     can_join = meta[2] % 16 == 0 and not by_rans
     g = 0
     while g < n_groups:
@@ -408,10 +397,11 @@ def decode_groups(
             continue
         if front:
             for k in range(n_members):
-                _unpack_positions(words[starts[g + k] :], front, rows * n_blocks, n_bits, raw, positions[k])
+                unpack_many(packed_words, 32 * starts[g + k], n_bits, positions[k, : rows * n_blocks])
         for k in range(n_streams):
             pos[k] = starts[g + min(k, n_members - 1)] + front
-        nibbles = joined and front > 0 and forced == 2 and meta[2] == 16
+        forced_at_once = joined and front > 0 and 1 <= forced <= 3
+        nibbles = forced_at_once and forced == 2 and meta[2] == 16
         for s in range(sides.shape[0]):
             columns = columns_of(sides[s, 0], n_blocks)
             plane = side[n_streams * side_at[s] : n_streams * side_at[s + 1]].reshape((2, n_streams, columns, 32))
@@ -451,6 +441,12 @@ def decode_groups(
                         words, limit, flat_tables, offsets[phase, two : two + 2], cell_symbols, flat_symbols, bases, strides,
                         nibbles, flat_positions, buf[two : two + 2], held[two : two + 2], pos[two : two + 2],
                     )
+                    if forced_at_once and not nibbles:  # while the rows are in the first caches
+                        for k in range(min(2, n_members - two)):
+                            put_forced_phase(
+                                flat_symbols, bases[k], 2 * row_bytes, 32, forced, n_blocks, meta[2], stride, flat_positions,
+                                bases[2 + k],
+                            )
             else:
                 quads = (cell_symbols + 3) // 4
                 view = packed[: n_cells * quads * 32].reshape((n_cells, quads, 32))
@@ -466,7 +462,7 @@ def decode_groups(
         if by_rans:
             pos[0] = (pos[0] + 1) // 2
         _finish_groups(
-            g, n_members, rows, words, starts, sizes, pos, forced, nibbles, positions, buf, held,
+            g, n_members, rows, words, starts, sizes, pos, forced, forced_at_once, positions, buf, held,
             states[: (rows + 1) // 2 if by_rans else 0], meta, sides, halves, byte_fields, raws, side, side_at, n_streams, raw,
             low, lane_values, half_values, byte_values, symbols, symbol_layout, (raw_values, words_out), status,
         )

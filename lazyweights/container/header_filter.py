@@ -18,7 +18,7 @@ from lazyweights.container.gguf_values import ARRAY, STRING, HeaderReader
 from lazyweights.container.numbers import NumberReader, pack_numbers
 from lazyweights.container.string_kernels import add_up, fill_starts, join_strings, take_characters
 from lazyweights.container.zstd_frames import compress, decompress
-from lazyweights.errors import FormatError, LazyWeightsError
+from lazyweights.errors import FormatError, LazyWeightsError, TruncatedError
 
 STRINGS, WORDS = 0, 1
 N_STREAMS = 6
@@ -28,6 +28,9 @@ SHORT_STREAM = 1 << 18
 
 MIN_ITEMS = 16
 LONG = 255
+
+MAX_SIZES_BYTES = 2 * N_STREAMS * 10
+"""The sizes in front of the streams take at most so many bytes."""
 
 _WORD_TYPES = (4, 5, 6)  # u32, i32, f32
 
@@ -117,25 +120,30 @@ def filter_chunk(data: bytes, arrays: list[ItemArray], offset: int) -> bytes | N
     return pack_numbers(sizes_of) + b"".join(packed)
 
 
-def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
-    """Inverse of `filter_chunk`; `n_bytes` is the size of the chunk.
+def unfilter_chunk(payload: bytes | memoryview, target: np.ndarray) -> None:
+    """Inverse of `filter_chunk`; `target`, uint8, has the size of the chunk and is filled.
 
     Raises
     ------
     FormatError
         If the payload is not one that `filter_chunk` writes.
     """
-    data = bytes(payload)
-    reader = NumberReader(data)
-    sizes = [(reader.number(n_bytes + (1 << 20)), reader.number(len(data))) for _ in range(N_STREAMS)]
+    n_bytes = target.size
+    reader = NumberReader(bytes(payload[:MAX_SIZES_BYTES]))
+    sizes = [(reader.number(n_bytes + (1 << 20)), reader.number(len(payload))) for _ in range(N_STREAMS)]
     streams = []
+    at = reader.at
     for raw_size, packed_size in sizes:
-        streams.append(decompress(reader.take(packed_size), raw_size, "a stream of the header"))
-    reader.finish()
+        if packed_size > len(payload) - at:
+            raise TruncatedError("a stream of the header ends too early", expected=packed_size, found=len(payload) - at)
+        streams.append(decompress(payload[at : at + packed_size], raw_size, "a stream of the header"))
+        at += packed_size
+    if at != len(payload):
+        raise FormatError("bytes are left behind the streams of the header", expected=at, found=len(payload))
     recipe = NumberReader(streams[0])
     rest, lengths, characters, words = (_Stream(streams[i]) for i in (1, 2, 4, 5))
     long_lengths = _Stream(streams[3])
-    out = _Output(n_bytes)
+    out = _Output(target)
     for _ in range(recipe.number(n_bytes)):
         gap, kind, n = recipe.number(n_bytes), recipe.number(1), recipe.number(n_bytes)
         if n < MIN_ITEMS:
@@ -144,12 +152,11 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
         if kind == WORDS:
             add_up(words.take(4 * n), out.take(4 * n))
             continue
-        sizes_of = lengths.take(n).astype(np.int64)
-        long = sizes_of == LONG
-        if long.any():
-            sizes_of[long] = long_lengths.take(4 * int(long.sum())).copy().view("<u4")
-        total = int(sizes_of.sum())
-        join_strings(characters.take(total), sizes_of, out.take(total + 8 * n))
+        short = lengths.take(n)
+        n_long = int(np.count_nonzero(short == LONG))
+        long = long_lengths.take(4 * n_long).copy().view("<u4")
+        total = int(short.sum(dtype=np.int64)) - LONG * n_long + int(long.sum(dtype=np.int64))
+        join_strings(characters.take(total), short, long, out.take(total + 8 * n))
     tail = rest.take(rest.left)
     out.take(tail.size)[:] = tail
     recipe.finish()
@@ -157,15 +164,14 @@ def unfilter_chunk(payload: bytes | memoryview, n_bytes: int) -> bytes:
         raise FormatError("a stream of the header is longer than its arrays")
     if out.left:
         raise FormatError("a filtered chunk has another size", expected=n_bytes, found=n_bytes - out.left)
-    return out.data.tobytes()
 
 
 class _Output:
     """Bytes to fill from front to back."""
 
-    def __init__(self, n_bytes: int) -> None:
-        self.data = np.empty(n_bytes, np.uint8)
-        self.left = n_bytes
+    def __init__(self, data: np.ndarray) -> None:
+        self._data = data
+        self.left = data.size
 
     def take(self, n: int) -> np.ndarray:
         """Return the next `n` bytes, to be written.
@@ -176,11 +182,11 @@ class _Output:
             If there are not so many.
         """
         if n > self.left:
-            size = self.data.size
+            size = self._data.size
             raise FormatError("a filtered chunk has another size", expected=size, found=f"> {size}")
-        at = self.data.size - self.left
+        at = self._data.size - self.left
         self.left -= n
-        return self.data[at : at + n]
+        return self._data[at : at + n]
 
 
 class _Stream:

@@ -81,6 +81,38 @@ class NumberReader:
             raise LimitError("a number is too large", offset=self.at, expected=f"<= {limit}", found=value)
         return value
 
+    def several(self, n: int, limit: int = (1 << 63) - 1) -> list[int]:
+        """Read `n` numbers of at most `limit`, a few of them: quicker than one by one.
+
+        Raises
+        ------
+        TruncatedError, LimitError
+        """
+        data, at = self._data, self.at
+        found = []
+        try:
+            for _ in range(n):
+                byte = data[at]
+                at += 1
+                if byte < 128:
+                    found.append(byte)
+                    continue
+                value, shift = byte & 127, 7
+                while byte >= 128:
+                    if shift > 63:
+                        raise LimitError("a number is too long", offset=at)
+                    byte = data[at]
+                    at += 1
+                    value |= (byte & 127) << shift
+                    shift += 7
+                found.append(value)
+        except IndexError:
+            raise TruncatedError("the data ends inside a number", offset=at) from None
+        if n and max(found) > limit:
+            raise LimitError("a number is too large", offset=at, expected=f"<= {limit}", found=max(found))
+        self.at = at
+        return found
+
     def numbers(self, n: int, limit: int) -> np.ndarray:
         """Read `n` numbers of at most `limit`, int64 (n,): many at once, where they have two bytes at most.
 

@@ -26,7 +26,7 @@ from lazyweights.container.coded_file import (
 )
 from lazyweights.container.gguf_scan import read_metadata, scan_gguf
 from lazyweights.container.gguf_values import GGUF_MAGIC
-from lazyweights.container.unit_codec import Part, Tables, check_units, decode_parts, decode_verbatim
+from lazyweights.container.unit_codec import Part, Tables, check_units, decode_parts, decode_verbatim, prepare_parts
 from lazyweights.errors import BackendUnavailableError, BlockLayoutError, ChecksumError, LazyWeightsError
 
 MAX_SCANNED_BYTES = 1 << 26
@@ -294,12 +294,14 @@ class CodedFile:
             k = first + unit
             begin, size = int(self._offsets[k]), int(self._sizes[k])
             payload = memoryview(words.view(np.uint8)[begin : begin + size])
-            data = decode_verbatim(int(self._kinds[k]), payload, span.unit_bytes(unit), unit, begin)
+            chunk = np.empty(span.unit_bytes(unit), np.uint8)
+            decode_verbatim(int(self._kinds[k]), payload, chunk, unit, begin)
+            data = chunk.data
             if checksum(data) != int(self.layout.units["checksum"][k]):
                 raise ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=begin)
             skip = at + done - unit * CHUNK_BYTES
             n = min(len(target) - done, len(data) - skip)
-            target[done : done + n] = memoryview(data)[skip : skip + n]
+            target[done : done + n] = data[skip : skip + n]
             done += n
 
     def _read_rows(self, words: np.ndarray, i: int, at: int, target: memoryview) -> None:
@@ -322,7 +324,8 @@ class CodedFile:
             flat = np.frombuffer(target[done : done + n], np.uint8) if whole else np.empty(n_rows * span.row_bytes, np.uint8)
             tables = self._table_set(span.plan.table_set)
             part = [Part(span, unit, n_groups, n_rows)]
-            decode_parts(part, self._kinds[units], self._sizes[units], self._offsets[units], words, tables, flat)
+            prepared = prepare_parts([part])[0]
+            decode_parts(prepared, self._kinds[units], self._sizes[units], self._offsets[units], words, tables, flat)
             check_units(part, self.layout.units["checksum"][units], self._offsets[units], flat)
             if not whole:
                 target[done : done + n] = memoryview(flat)[skip : skip + n]

@@ -7,8 +7,12 @@ few row groups at a time go from stream to blocks without leaving the cache. Typ
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit, uint32, uint64
+from llvmlite import ir
+from numba import njit, types, uint32, uint64
+from numba.extending import intrinsic
 
 from lazyweights.codecs.byte_access import load_u64, store_u16, store_u32, store_u64
 
@@ -28,27 +32,41 @@ def _u(n: int) -> np.uint64:
 
 
 @njit(inline="always")
-def _high_bits(eight: int) -> int:
-    """Bit 4 of eight bytes as one byte, the first one lowest."""
-    return (((eight >> uint64(4)) & uint64(0x0101010101010101)) * uint64(0x0102040810204080)) >> uint64(56)
-
-
-@njit(inline="always")
 def _low_nibbles(eight: int) -> int:
     return eight & uint64(0x0F0F0F0F0F0F0F0F)
 
 
-@njit(cache=True, nogil=True)
-def _join_fives(symbols: np.ndarray, start: int, out: np.ndarray, at: int) -> None:
+@intrinsic
+def _join_fives(typingctx: Any, symbols: Any, start: Any, out: Any, at: Any) -> Any:
     """Write the high bits and the nibbles of 32 five-bit codes to 20 bytes from `at` on; `symbols` and `out` are flat."""
-    high = uint64(0)
-    for half in range(2):
-        low_codes = load_u64(symbols, start + 8 * half)
-        high_codes = load_u64(symbols, start + 16 + 8 * half)
-        high |= _high_bits(low_codes) << uint64(8 * half)
-        high |= _high_bits(high_codes) << uint64(16 + 8 * half)
-        store_u64(out, at + 4 + 8 * half, _low_nibbles(low_codes) | (_low_nibbles(high_codes) << uint64(4)))
-    store_u32(out, at, np.uint32(high))
+    sixteen = ir.VectorType(ir.IntType(8), 16)
+    i32 = ir.IntType(32)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, target = (context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 2))
+
+        def place(pointer: Any, first: Any, offset: int, kind: Any) -> Any:
+            index = builder.add(first, ir.Constant(ir.IntType(64), offset))
+            return builder.bitcast(builder.gep(pointer, [index]), kind.as_pointer())
+
+        def same(value: int) -> ir.Constant:
+            return ir.Constant(sixteen, [value] * 16)
+
+        halves = []
+        marks = []
+        for offset in (0, 16):
+            codes = builder.load(place(source, args[1], offset, sixteen))
+            codes.align = 1
+            is_high = builder.icmp_unsigned("!=", builder.and_(codes, same(16)), same(0))
+            marks.append(builder.zext(builder.bitcast(is_high, ir.IntType(16)), i32))
+            halves.append(builder.and_(codes, same(15)))
+        high = builder.or_(marks[0], builder.shl(marks[1], ir.Constant(i32, 16)))
+        builder.store(high, place(target, args[3], 0, i32)).align = 1
+        nibbles = builder.or_(halves[0], builder.shl(halves[1], same(4)))
+        builder.store(nibbles, place(target, args[3], 4, sixteen)).align = 1
+        return context.get_dummy_value()
+
+    return types.void(symbols, types.int64, out, types.int64), codegen
 
 
 @njit(cache=True, nogil=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from lazyweights.codecs.byte_access import store_u32, store_u64
+from lazyweights.codecs.byte_access import load_u64, store_u32, store_u64
 
 
 @njit(cache=True, nogil=True)
@@ -61,16 +61,31 @@ def take_characters(region: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def join_strings(characters: np.ndarray, sizes: np.ndarray, region: np.ndarray) -> None:
-    """Inverse of `take_characters`: fill `region`, which has 8 bytes a string more than `characters`."""
+def join_strings(characters: np.ndarray, sizes: np.ndarray, long_sizes: np.ndarray, region: np.ndarray) -> None:
+    """Inverse of `take_characters`: fill `region`, which has 8 bytes a string more than `characters`.
+
+    `sizes` : uint8, 255 where the next of `long_sizes`, uint32, is the size
+    """
     at = np.uint64(0)
     source = np.uint64(0)
-    for i in range(sizes.size):
+    eight = np.uint64(8)
+    next_long = np.uint64(0)
+    for i in range(np.uint64(sizes.size)):
         n = np.uint64(sizes[i])
+        if n == np.uint64(255):
+            n = np.uint64(long_sizes[next_long])
+            next_long += np.uint64(1)
         store_u64(region, np.int64(at), n)
-        at += np.uint64(8)
-        for k in range(n):
-            region[at + k] = characters[source + k]
+        at += eight
+        # Eight characters at a time: what is written behind a string is written again by the next one.
+        if source + n + eight <= np.uint64(characters.size) and at + n + eight <= np.uint64(region.size):
+            k = np.uint64(0)
+            while k < n:
+                store_u64(region, np.int64(at + k), load_u64(characters, np.int64(source + k)))
+                k += eight
+        else:
+            for k in range(n):
+                region[at + k] = characters[source + k]
         at += n
         source += n
 

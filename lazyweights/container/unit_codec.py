@@ -7,7 +7,9 @@ coded by any number of threads in any order.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +32,9 @@ from lazyweights.container.header_filter import ItemArray, filter_chunk, unfilte
 from lazyweights.container.tensor_coder import RANS, SHARED
 from lazyweights.container.zstd_frames import VERBATIM_LEVEL, compress, decompress
 from lazyweights.errors import BlockLayoutError, ChecksumError, CodecError, FormatError
+
+if TYPE_CHECKING:
+    from lazyweights.container import batch_decode
 
 HEADER_LEVEL = 12
 """zstd level of the GGUF header, which is worth more work than other verbatim bytes."""
@@ -126,32 +131,37 @@ def encode_verbatim(data: bytes, arrays: list[ItemArray] | None = None, offset: 
     """
     best = Unit(RAW, data, checksum(data))
     filtered = filter_chunk(data, arrays, offset) if arrays else None
-    if filtered is not None and len(filtered) < len(data) and unfilter_chunk(filtered, len(data)) == data:
-        return Unit(FILTERED, filtered, best.checksum)
+    if filtered is not None and len(filtered) < len(data):
+        back = np.empty(len(data), np.uint8)
+        unfilter_chunk(filtered, back)
+        if back.data == data:
+            return Unit(FILTERED, filtered, best.checksum)
     packed = compress(data, VERBATIM_LEVEL if arrays is None else HEADER_LEVEL)
     return Unit(ZSTD, packed, best.checksum) if len(packed) < len(data) else best
 
 
-def decode_verbatim(kind: int, payload: bytes | memoryview, n_bytes: int, unit: int, offset: int) -> bytes | memoryview:
+def decode_verbatim(kind: int, payload: bytes | memoryview, out: np.ndarray, unit: int, offset: int) -> None:
     """Inverse of `encode_verbatim`; does not look at the checksum.
 
     Parameters
     ----------
     kind, payload : of the unit
-    n_bytes : source bytes of the unit
+    out : uint8, of the size of the unit; filled
     unit, offset : number within the span and place in the file, for error messages
 
     Raises
     ------
     FormatError
-        If the payload does not give `n_bytes` bytes.
+        If the payload does not give as many bytes.
     """
-    if kind == RAW:
-        return payload
     try:
         if kind == FILTERED:
-            return unfilter_chunk(payload, n_bytes)
-        return decompress(payload, n_bytes, "a verbatim chunk")
+            unfilter_chunk(payload, out)
+            return
+        data = payload if kind == RAW else decompress(payload, out.size, "a verbatim chunk")
+        if len(data) != out.size:
+            raise FormatError("a verbatim chunk has another size", expected=out.size, found=len(data))
+        out[:] = np.frombuffer(data, np.uint8)
     except FormatError as error:
         error.row_group, error.offset = unit, offset
         raise
@@ -239,8 +249,8 @@ def _verify(
     else:
         words = payload
     back = np.empty_like(packed)
-    part = Part(span, 0, len(kinds), len(back))
-    decode_parts([part], kinds, sizes, offsets - ((sizes + 3) & ~np.int64(3)), words, tables, back.reshape(-1))
+    prepared = prepare_parts([[Part(span, 0, len(kinds), len(back))]])[0]
+    decode_parts(prepared, kinds, sizes, offsets - ((sizes + 3) & ~np.int64(3)), words, tables, back.reshape(-1))
     if not equal_bytes(back.reshape(-1), packed.reshape(-1)):
         raise CodecError("what was encoded does not decode to the same bytes; please report this", tensor=span.name)
 
@@ -271,8 +281,47 @@ class Part:
     index: int = 0
 
 
+class PreparedParts:
+    """Parts that are decoded together, and the arrays with which that is done; `prepare_parts` makes them."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+        self.batch: batch_decode.Batch | None = None
+        self.in_batch = slice(0)
+        self.by_rans = False
+        self.alone: list[Part] = []
+
+
+def prepare_parts(jobs: Iterable[list[Part]]) -> list[PreparedParts]:
+    """Prepare what is decoded by a call each: the arrays of all of them are made at once, which is quicker than one by one."""
+    from lazyweights.container import batch_decode
+
+    prepared = [PreparedParts(parts) for parts in jobs]
+    rows: list[list[int]] = []
+    arrays: list[batch_decode.PlanArrays] = []
+    for job in prepared:
+        first = len(rows)
+        for part in job.parts:
+            plan = part.span.plan
+            if plan is None:
+                continue
+            mine = part.span.decode_arrays if plan.coder != SHARED else None
+            if mine is None:
+                job.alone.append(part)
+                continue
+            rows.append([part.n_rows, part.index, part.n_units, part.first_byte])
+            arrays.append(mine)
+            job.by_rans |= plan.coder == RANS
+        job.in_batch = slice(first, len(rows))
+    if rows:
+        batch = batch_decode.Batch(rows, arrays)
+        for job in prepared:
+            job.batch = batch if job.in_batch.start < job.in_batch.stop else None
+    return prepared
+
+
 def decode_parts(
-    parts: list[Part],
+    prepared: PreparedParts,
     kinds: np.ndarray,
     sizes: np.ndarray,
     offsets: np.ndarray,
@@ -285,7 +334,7 @@ def decode_parts(
 
     Parameters
     ----------
-    parts : what to decode, in the order of their units
+    prepared : what to decode, in the order of its units
     kinds, sizes, offsets : of the units of all parts: kind, payload bytes and byte offset in `words` (multiples of 4)
     words : uint32, at least READ_AHEAD_WORDS longer than the last payload
     tables : the table set of the plans of all parts; None where all are verbatim bytes
@@ -296,6 +345,7 @@ def decode_parts(
     FormatError, CodecError
         If a payload does not give the bytes of its unit.
     """
+    parts = prepared.parts
     stream_kinds = _STREAM_KINDS[kinds]
     skipped = (stream_kinds == SKIPPED_GROUP).nonzero()[0]
     words = words.view()
@@ -305,7 +355,7 @@ def decode_parts(
         if words.size < READ_AHEAD_WORDS:
             raise CodecError("a decoder needs words behind the last stream", expected=READ_AHEAD_WORDS, found=words.size)
         assert tables is not None
-        status = _decode_streams(parts, words, starts, n_words, stream_kinds, tables, out)
+        status = _decode_streams(prepared, words, starts, n_words, stream_kinds, tables, out)
         damaged = (status == GROUP_DAMAGED) | ((sizes & 3 != 0) & (stream_kinds != SKIPPED_GROUP))
         if damaged.any():
             part, unit, _ = _locate(parts, int(np.argmax(damaged)))
@@ -320,8 +370,7 @@ def decode_parts(
         at = int(offsets[k])
         payload = payloads[at : at + int(sizes[k])]
         if part.span.plan is None or kinds[k] == RAW:
-            data = decode_verbatim(int(kinds[k]), payload, place.stop - place.start, unit, base + at)
-            out[place] = np.frombuffer(data, np.uint8)
+            decode_verbatim(int(kinds[k]), payload, out[place], unit, base + at)
             continue
         span = part.span
         packed = out[place].reshape(-1, span.row_bytes)
@@ -339,32 +388,17 @@ def decode_parts(
 
 
 def _decode_streams(
-    parts: list[Part], words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables,
+    prepared: PreparedParts, words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables,
     out: np.ndarray,
 ) -> np.ndarray:
     """Decode the coded row groups of some parts, those that can be in one compiled call; return the status of all units."""
-    from lazyweights.container import batch_decode
-
     status = np.zeros(len(kinds), np.uint8)
-    together: list[Part] = []
-    arrays: list[batch_decode.PlanArrays] = []
-    for part in parts:
-        span = part.span
-        plan = span.plan
-        if plan is None:
-            continue
-        mine = span.decode_arrays if plan.coder != SHARED else None
-        if mine is not None:
-            together.append(part)
-            arrays.append(mine)
-        else:
-            units = slice(part.index, part.index + part.n_units)
-            _decode_alone(part, words, starts[units], sizes[units], kinds[units], tables, out, status[units])
-    if together:
-        rows = [[part.n_rows, part.index, part.n_units, part.first_byte] for part in together]
-        by_rans = any(part.span.plan is not None and part.span.plan.coder == RANS for part in together)
-        rans_tables = tables.rans_flat if by_rans else np.zeros(0, np.uint32)
-        batch_decode.decode_plans(rows, arrays, words, starts, sizes, kinds, tables.flat, rans_tables, out, status)
+    for part in prepared.alone:
+        units = slice(part.index, part.index + part.n_units)
+        _decode_alone(part, words, starts[units], sizes[units], kinds[units], tables, out, status[units])
+    if prepared.batch is not None:
+        rans_tables = tables.rans_flat if prepared.by_rans else np.zeros(0, np.uint32)
+        prepared.batch.decode(prepared.in_batch, words, starts, sizes, kinds, tables.flat, rans_tables, out, status)
     return status
 
 

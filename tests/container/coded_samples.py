@@ -221,7 +221,7 @@ def scalar_decode_groups() -> Any:
     assert used <= set(SCALAR_KERNELS), "the kernels of decode_groups have other names now"
     assert set(SCALAR_KERNELS) <= {*module, *vars(shared_decode)}, "the kernels of decode_groups have other names now"
     replaced = {**module, **SCALAR_KERNELS}
-    for name in ("_unpack_low", "_unpack_positions", "_offsets_of_cells", "_finish_groups", "decode_groups"):
+    for name in ("_unpack_low", "_offsets_of_cells", "_finish_groups", "decode_groups"):
         code = module[name].py_func.__code__
         replaced[name] = njit(nogil=True)(types.FunctionType(code, replaced, name))
     return replaced["decode_groups"]

@@ -17,7 +17,8 @@ def pack(strings: list[bytes]) -> np.ndarray:
 
 def test_strings():
     rng = np.random.default_rng(0)
-    strings = [rng.bytes(int(n)) for n in rng.integers(0, 9, 200)] + [b"", bytes(1000), b""]
+    strings = [rng.bytes(int(n)) for n in rng.integers(0, 30, 200)] + [b"", rng.bytes(1000), rng.bytes(254), rng.bytes(255)]
+    strings += [b"abc", b""]
     data = pack(strings)
     sizes = np.array([len(s) for s in strings])
     starts = np.zeros(len(strings) + 1, np.int64)
@@ -29,7 +30,7 @@ def test_strings():
     characters = take_characters(data, sizes)
     assert characters.tobytes() == b"".join(strings)
     region = np.zeros(data.size, np.uint8)
-    join_strings(characters, sizes, region)
+    join_strings(characters, np.minimum(sizes, 255).astype(np.uint8), sizes[sizes >= 255].astype("<u4"), region)
     np.testing.assert_array_equal(region, data)
 
 
