@@ -26,6 +26,9 @@ TABLE_COST_BITS = 800
 TABLES_OF_ONE_TENSOR = 10
 """Tables that the cells of one tensor use at most: a decoder is fast while they fit its first cache, 4 KiB each."""
 
+TABLE_WORTH = 1 / 8192
+"""Share of a tensor's bits that each of its tables must save: with half as many tables a decoder is a tenth faster."""
+
 NO_OWNER = -1
 """Owner of a context that may use any table."""
 
@@ -220,7 +223,8 @@ def build_pool(
 
 
 def _assign(counts: np.ndarray, totals: np.ndarray, owners: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give each context a table such that no owner has more than TABLES_OF_ONE_TENSOR of them, and rebuild the tables.
+    """Give each context a table such that no owner has more than TABLES_OF_ONE_TENSOR of them, each worth its place, and
+    rebuild the tables.
 
     Parameters
     ----------
@@ -244,7 +248,8 @@ def _assign(counts: np.ndarray, totals: np.ndarray, owners: np.ndarray, lengths:
     allowed = np.zeros((len(names), TABLES_OF_ONE_TENSOR), np.int64)
     bounds = np.concatenate([np.searchsorted(owner_of[deciding], np.arange(len(names))), [len(best)]])
     for k, (start, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-        _give_up(sizes[start:end], best[start:end], TABLES_OF_ONE_TENSOR, 0)
+        worth = TABLE_WORTH * float(sizes[start:end].min(axis=1).sum())
+        _give_up(sizes[start:end], best[start:end], TABLES_OF_ONE_TENSOR, worth)
         mine = np.unique(best[start:end])
         allowed[k] = mine[np.arange(TABLES_OF_ONE_TENSOR) % mine.size]
     free_counts = counts[free]
@@ -302,7 +307,7 @@ def _choose_allowed(
 
 
 @njit(cache=True, nogil=True)
-def _give_up(sizes: np.ndarray, table_of: np.ndarray, limit: int, worth: int) -> None:
+def _give_up(sizes: np.ndarray, table_of: np.ndarray, limit: int, worth: float) -> None:
     """Give up tables one by one, the one first that costs least, until at most `limit` are used and each saves `worth` bits.
 
     `sizes` float64 (n_contexts, n_tables), what each context takes; `table_of` int64 (n_contexts,), changed.
