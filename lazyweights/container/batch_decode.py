@@ -12,6 +12,10 @@ from lazyweights.codecs.vector_emit import AVAILABLE as JOINS_WORDS
 from lazyweights.container.group_decode import decode_groups
 from lazyweights.container.row_join import DIRECT, JOIN_OF_TYPE, NOT_COMPILED, join_rows
 from lazyweights.container.tensor_coder import RANS, HalfMode, TensorCoder, TensorPlan
+from lazyweights.container.unit_checksums import hash_bytes
+
+DIRECT_BYTES = 1 << 19
+"""Packed bytes of a tensor that are decoded before their checksums are taken: they fit the second cache."""
 
 N_TYPE_NUMBERS = 12
 """Length of `TypeArrays.numbers`; the last four are the rows of `sides`, `halves`, `byte_fields` and `raws`."""
@@ -101,9 +105,14 @@ class Batch:
         rans_tables: np.ndarray,
         out: np.ndarray,
         status: np.ndarray,
+        hash_address: int,
+        checksums: np.ndarray,
     ) -> None:
         """Decode some of the parts; the other arguments are those of `decode_batch`."""
-        decode_batch(self._parts[part], words, starts, sizes, kinds, *self._tables, flat_tables, rans_tables, out, status)
+        decode_batch(
+            self._parts[part], words, starts, sizes, kinds, *self._tables, flat_tables, rans_tables, out, status, hash_address,
+            checksums,
+        )
 
 
 @njit(cache=True, nogil=True)
@@ -125,8 +134,10 @@ def decode_batch(
     rans_tables: np.ndarray,
     out: np.ndarray,
     status: np.ndarray,
+    hash_address: int,
+    checksums: np.ndarray,
 ) -> None:
-    """Decode the parts of a batch.
+    """Decode the parts of a batch and take the checksums of their row groups, which are still in the cache then.
 
     Parameters
     ----------
@@ -136,6 +147,8 @@ def decode_batch(
     meta .. cell_tables : `TypeArrays` and `PlanArrays` of at least these parts, one behind the other
     flat_tables, rans_tables : of the table set of all parts
     out : uint8, flat, output; rows of row groups that are not decoded are left undefined
+    hash_address : `unit_checksums.HASH_ADDRESS`, or 0: take no checksums
+    checksums : uint64, one for each unit, output; those of row groups that are not decoded stay as they are
     """
     for number in range(parts.shape[0]):
         n_rows, first, n_units, at, i, s, h, f, r = parts[number, :9]
@@ -151,7 +164,8 @@ def decode_batch(
         floats = JOINS_WORDS and join == 6 and width % 32 == 0
         if floats:
             raw_width = 0
-        chunk = n_units if direct else 4  # row groups that are decoded before they are joined
+        # Row groups that are decoded before they are joined, and before their checksums are taken.
+        chunk = max(DIRECT_BYTES // (256 * row_bytes), 1) * 4 if direct else 4
         chunk_rows = 0 if direct else min(64 * chunk, n_rows)
         n_blocks = meta[i, 0]
         half_values = np.empty((n_halves, chunk_rows, n_blocks), np.uint16)
@@ -165,11 +179,18 @@ def decode_batch(
             decode_groups(
                 rows, words, starts[units], sizes[units], kinds[units], meta[i], part_sides, part_halves, part_fields, part_raws,
                 levels[i], flat_tables, side_offsets, cell_offsets, part_rans, half_values, byte_values,
-                packed if direct else scratch, (stride, offset, direct), raw_values,
+                packed[64 * g : 64 * g + rows] if direct else scratch, (stride, offset, direct), raw_values,
                 packed[64 * g : 64 * g + rows] if floats else packed[:0], status[units],
             )
             if not direct and not floats:
                 join_rows(
                     join, rows, n_blocks, half_values, byte_values, scratch, raw_values, packed[64 * g : 64 * g + rows]
                 )
+            if hash_address != 0:
+                first_byte = at + 64 * g * row_bytes
+                for k in range(units.start, units.stop):
+                    n_bytes = min(64 * row_bytes, at + n_rows * row_bytes - first_byte)
+                    if kinds[k] != 2:
+                        checksums[k] = hash_bytes(hash_address, out, first_byte, n_bytes)
+                    first_byte += n_bytes
 

@@ -27,7 +27,6 @@ from lazyweights.container.unit_codec import (
     Part,
     PreparedParts,
     Tables,
-    check_units,
     decode_parts,
     prepare_parts,
 )
@@ -169,8 +168,10 @@ def decode_job(
     flat = pool.take(job.n_bytes)
     units = job.units
     mine = tables[job.table_set] if job.table_set >= 0 else None
-    decode_parts(job.prepared, layout.kinds[units], layout.sizes[units], offsets[units] - base, words, mine, flat, base)
-    check_units(job.parts, layout.units["checksum"][units], offsets[units], flat)
+    decode_parts(
+        job.prepared, layout.kinds[units], layout.sizes[units], offsets[units] - base, words, mine, flat, base,
+        layout.units["checksum"][units],
+    )
     return flat
 
 

@@ -26,7 +26,7 @@ from lazyweights.container.coded_file import (
 )
 from lazyweights.container.gguf_scan import read_metadata, scan_gguf
 from lazyweights.container.gguf_values import GGUF_MAGIC
-from lazyweights.container.unit_codec import Part, Tables, check_units, decode_parts, decode_verbatim, prepare_parts
+from lazyweights.container.unit_codec import Part, Tables, decode_parts, decode_verbatim, prepare_parts
 from lazyweights.errors import BackendUnavailableError, BlockLayoutError, ChecksumError, LazyWeightsError
 
 MAX_SCANNED_BYTES = 1 << 26
@@ -325,8 +325,10 @@ class CodedFile:
             tables = self._table_set(span.plan.table_set)
             part = [Part(span, unit, n_groups, n_rows)]
             prepared = prepare_parts([part])[0]
-            decode_parts(prepared, self._kinds[units], self._sizes[units], self._offsets[units], words, tables, flat)
-            check_units(part, self.layout.units["checksum"][units], self._offsets[units], flat)
+            decode_parts(
+                prepared, self._kinds[units], self._sizes[units], self._offsets[units], words, tables, flat,
+                checksums=self.layout.units["checksum"][units],
+            )
             if not whole:
                 target[done : done + n] = memoryview(flat)[skip : skip + n]
             done += n

@@ -290,6 +290,7 @@ class PreparedParts:
         self.in_batch = slice(0)
         self.by_rans = False
         self.alone: list[Part] = []
+        self.runs = np.empty((0, 3), np.int64)  # for `unit_checksums`
 
 
 def prepare_parts(jobs: Iterable[list[Part]]) -> list[PreparedParts]:
@@ -299,12 +300,17 @@ def prepare_parts(jobs: Iterable[list[Part]]) -> list[PreparedParts]:
     prepared = [PreparedParts(parts) for parts in jobs]
     rows: list[list[int]] = []
     arrays: list[batch_decode.PlanArrays] = []
+    runs: list[tuple[int, int, int]] = []
     for job in prepared:
         first = len(rows)
         for part in job.parts:
             plan = part.span.plan
             if plan is None:
+                n_bytes = part.span.unit_bytes(part.first_unit)
+                runs.append((1, n_bytes, n_bytes))
                 continue
+            row_bytes = part.span.row_bytes
+            runs.append((part.n_units, TILE_ROWS * row_bytes, part.n_rows * row_bytes))
             mine = part.span.decode_arrays if plan.coder != SHARED else None
             if mine is None:
                 job.alone.append(part)
@@ -313,6 +319,11 @@ def prepare_parts(jobs: Iterable[list[Part]]) -> list[PreparedParts]:
             arrays.append(mine)
             job.by_rans |= plan.coder == RANS
         job.in_batch = slice(first, len(rows))
+    all_runs = np.array(runs, np.int64).reshape(-1, 3)
+    at = 0
+    for job in prepared:
+        job.runs = all_runs[at : at + len(job.parts)]
+        at += len(job.parts)
     if rows:
         batch = batch_decode.Batch(rows, arrays)
         for job in prepared:
@@ -329,8 +340,9 @@ def decode_parts(
     tables: Tables | None,
     out: np.ndarray,
     base: int = 0,
+    checksums: np.ndarray | None = None,
 ) -> None:
-    """Decode row groups and chunks of verbatim bytes into `out`, uint8, flat. Does not look at checksums.
+    """Decode row groups and chunks of verbatim bytes into `out`, uint8, flat, and compare checksums.
 
     Parameters
     ----------
@@ -339,13 +351,17 @@ def decode_parts(
     words : uint32, at least READ_AHEAD_WORDS longer than the last payload
     tables : the table set of the plans of all parts; None where all are verbatim bytes
     base : file offset of the first word, for error messages
+    checksums : uint64, of the units; None: they are not looked at
 
     Raises
     ------
     FormatError, CodecError
         If a payload does not give the bytes of its unit.
+    ChecksumError
     """
     parts = prepared.parts
+    found = np.empty(0 if checksums is None else len(kinds), np.uint64)
+    is_found = np.zeros(len(kinds), np.bool_)
     stream_kinds = _STREAM_KINDS[kinds]
     skipped = (stream_kinds == SKIPPED_GROUP).nonzero()[0]
     words = words.view()
@@ -355,17 +371,27 @@ def decode_parts(
         if words.size < READ_AHEAD_WORDS:
             raise CodecError("a decoder needs words behind the last stream", expected=READ_AHEAD_WORDS, found=words.size)
         assert tables is not None
-        status = _decode_streams(prepared, words, starts, n_words, stream_kinds, tables, out)
+        status = _decode_streams(prepared, words, starts, n_words, stream_kinds, tables, out, found, is_found)
         damaged = (status == GROUP_DAMAGED) | ((sizes & 3 != 0) & (stream_kinds != SKIPPED_GROUP))
         if damaged.any():
             part, unit, _ = _locate(parts, int(np.argmax(damaged)))
             raise CodecError(
                 "a code stream does not have the length that its row group says", tensor=part.span.name, row_group=unit
             )
-    if skipped.size == 0:
-        return
+    if skipped.size:
+        _decode_skipped(prepared, skipped.tolist(), kinds, sizes, offsets, words, tables, out, base)
+    if checksums is not None:
+        _compare_checksums(prepared, found, is_found, checksums, offsets + base, out)
+
+
+def _decode_skipped(
+    prepared: PreparedParts, skipped: list[int], kinds: np.ndarray, sizes: np.ndarray, offsets: np.ndarray, words: np.ndarray,
+    tables: Tables | None, out: np.ndarray, base: int,
+) -> None:
+    """Decode units that are no streams of row groups; the other arguments are those of `decode_parts`."""
+    parts = prepared.parts
     payloads = memoryview(words).cast("B")
-    for k in skipped.tolist():
+    for k in skipped:
         part, unit, place = _locate(parts, k)
         at = int(offsets[k])
         payload = payloads[at : at + int(sizes[k])]
@@ -389,16 +415,28 @@ def decode_parts(
 
 def _decode_streams(
     prepared: PreparedParts, words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables,
-    out: np.ndarray,
+    out: np.ndarray, found: np.ndarray, is_found: np.ndarray,
 ) -> np.ndarray:
-    """Decode the coded row groups of some parts, those that can be in one compiled call; return the status of all units."""
+    """Decode the coded row groups of some parts, those that can be in one compiled call; return the status of all units.
+
+    Where `found` is not empty, the checksums that are taken on the way go there, and `is_found` says which.
+    """
+    from lazyweights.container.unit_checksums import HASH_ADDRESS
+
     status = np.zeros(len(kinds), np.uint8)
     for part in prepared.alone:
         units = slice(part.index, part.index + part.n_units)
         _decode_alone(part, words, starts[units], sizes[units], kinds[units], tables, out, status[units])
     if prepared.batch is not None:
         rans_tables = tables.rans_flat if prepared.by_rans else np.zeros(0, np.uint32)
-        prepared.batch.decode(prepared.in_batch, words, starts, sizes, kinds, tables.flat, rans_tables, out, status)
+        address = HASH_ADDRESS if found.size else 0
+        prepared.batch.decode(
+            prepared.in_batch, words, starts, sizes, kinds, tables.flat, rans_tables, out, status, address, found
+        )
+        if address:
+            np.not_equal(kinds, SKIPPED_GROUP, out=is_found)
+            for part in prepared.alone:
+                is_found[part.index : part.index + part.n_units] = False
     return status
 
 
@@ -438,30 +476,25 @@ def _locate(parts: list[Part], k: int) -> tuple[Part, int, slice]:
     return part, part.first_unit + k - part.index, _unit_bytes(part, k - part.index)
 
 
-def check_units(parts: list[Part], checksums: np.ndarray, offsets: np.ndarray, out: np.ndarray) -> None:
-    """Compare the checksum of each unit in `out`, uint8, flat, with the file's; `offsets` are those of the units in the file.
+def _compare_checksums(
+    prepared: PreparedParts, found: np.ndarray, is_found: np.ndarray, expected: np.ndarray, offsets: np.ndarray, out: np.ndarray
+) -> None:
+    """Compare the checksum of each unit in `out` with the file's; `found` holds those that are known already."""
+    from lazyweights.container.unit_checksums import fill_checksums
 
-    Raises
-    ------
-    ChecksumError
-    """
-    view = memoryview(out)
-    expected = checksums.tolist()
-    for part in parts:
-        at, span = part.first_byte, part.span
-        size = TILE_ROWS * span.row_bytes if span.plan is not None else span.unit_bytes(part.first_unit)
-        end = at + (part.n_rows * span.row_bytes if span.plan is not None else size)
-        for k in range(part.index, part.index + part.n_units):
-            found = checksum(view[at : at + size] if at + size < end else view[at:end])
-            if found != expected[k]:
-                unit = part.first_unit + k - part.index
-                if span.plan is None:
-                    raise ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=int(offsets[k]))
-                raise ChecksumError(
-                    "a row group is damaged", tensor=span.name, row_group=unit, expected=f"{expected[k]:016x}",
-                    found=f"{found:016x}",
-                )
-            at += size
+    if not is_found.all():
+        fill_checksums(out, prepared.runs, is_found, found)
+    wrong = found != expected
+    if not wrong.any():
+        return
+    k = int(np.argmax(wrong))
+    part, unit, _ = _locate(prepared.parts, k)
+    if part.span.plan is None:
+        raise ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=int(offsets[k]))
+    raise ChecksumError(
+        "a row group is damaged", tensor=part.span.name, row_group=unit, expected=f"{int(expected[k]):016x}",
+        found=f"{int(found[k]):016x}",
+    )
 
 
 def rows_per_run(span: CodedSpan, run_bytes: int) -> int:

@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from lazyweights.blocks import TYPE_BY_NAME
-from lazyweights.container import batch_decode, coded_file, decoder, group_decode, shared_decode
+from lazyweights.container import batch_decode, coded_file, group_decode, shared_decode, unit_codec
 from lazyweights.container.coded_file import (
     CODED,
     CODED_UNFORCED,
@@ -272,7 +272,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def no_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups go through without a look at their checksums."""
-    monkeypatch.setattr(decoder, "check_units", lambda *_: None)
+    monkeypatch.setattr(unit_codec, "_compare_checksums", lambda *_: None)
 
 
 @pytest.mark.parametrize("type_id", CODABLE, ids=type_label)
@@ -318,7 +318,7 @@ def test_nonsense_under_its_own_checksum(
         unit = int(rng.choice(units_of_kind(sample.layout, CODED, CODED_UNFORCED, LOCKSTEP)))
         parts.payloads[unit] = nonsense(parts.payloads[unit], rng, 3)
         with monkeypatch.context() as patched:
-            patched.setattr(decoder, "check_units", lambda *_: None)
+            patched.setattr(unit_codec, "_compare_checksums", lambda *_: None)
             try:
                 found = decode_bytes(parts.seal())
             except LazyWeightsError:
