@@ -190,6 +190,8 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
     CodecError
         If what was encoded does not decode to the same bytes (a bug, or broken memory).
     """
+    from lazyweights.container.unit_checksums import fill_checksums
+
     assert span.plan is not None
     coder = span.coder
     source = memoryview(packed.reshape(-1))
@@ -223,7 +225,10 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
         parts = [part if len(part) % 4 == 0 else bytes(part) + bytes(-len(part) % 4) for part in parts]
     entries = np.empty(len(sizes), UNIT_DTYPE)
     entries["size"] = sizes | kinds << 28
-    entries["checksum"] = [checksum(source[at : at + step]) for at in starts.tolist()]
+    runs = np.array([[len(sizes), step, packed.size]], np.int64)
+    checksums = np.empty(len(sizes), np.uint64)
+    fill_checksums(packed.reshape(-1), runs, np.zeros(len(sizes), np.bool_), checksums)
+    entries["checksum"] = checksums
     if verify:
         _verify(span, packed, kinds, sizes, parts if lockstep or raw.any() else words, tables)
     return UnitRun(entries, parts)
