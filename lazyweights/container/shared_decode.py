@@ -133,7 +133,7 @@ def decode_shared_groups(
     strides[0] = 2 * row_bytes
     strides[1] = stride
     n_groups = kinds.size
-    g = 0
+    g = np.int64(0)
     while g < n_groups:
         if kinds[g] == 2:
             status[g] = 0
