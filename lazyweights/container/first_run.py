@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 ENCODE, DECODE = "encode", "decode"
-MAX_BYTES = 320_000_000
+MAX_BYTES = 300_000_000
 """A process compiles no further kernel once so much of its memory is resident. It starts with half of it."""
 
 MAX_PROCESSES = 24

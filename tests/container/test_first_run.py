@@ -206,7 +206,7 @@ def test_the_record_stays_short(stand_in, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_record_can_be_read_without_numba() -> None:
-    code = "import sys; from lazyweights.container import first_run; first_run.is_compiled('encode'); print('numba' in sys.modules)"
+    code = "import sys; from lazyweights.container import first_run as f; f.is_compiled('encode'); print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
