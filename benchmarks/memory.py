@@ -8,7 +8,9 @@ layers has. MB are 10^6 bytes of the largest resident set that the kernel saw (`
 Encoding verifies. The large file is deleted as soon as it is encoded, and what the coded file decodes to is compared by
 SHA-256. The peer is the zstd command at level 3.
 
-``first run`` is a process that finds no compiled kernels and compiles them.
+``first run`` is a process that finds no compiled kernels and has them compiled, by processes of its own one after the other.
+Its row has the peak of the largest of all these processes, and what all of them held together at a time: the sum of their
+resident sets, sampled every 20 ms. Pages that they share are counted once for each.
 """
 
 from __future__ import annotations
@@ -47,38 +49,66 @@ FREE_BYTES = 16_000_000_000
 MANY_THREADS = 8
 ALIGNMENT = 32
 SEED = 3
+SAMPLE_SECONDS = 0.02
 LAUNCHER = """
-import os, subprocess, sys
-process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-_, status, usage = os.wait4(process.pid, 0)
+import os, subprocess, sys, time
+
+def resident(pid):
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            pages = int(file.read().split()[1])
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = file.read().split()
+    except (OSError, IndexError):
+        return 0
+    return pages + sum(resident(child) for child in children)
+
+interval, *command = sys.argv[1:]
+process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+together = pid = 0
+while pid == 0:
+    if float(interval):
+        together = max(together, resident(process.pid))
+        time.sleep(float(interval))
+    pid, status, usage = os.wait4(process.pid, os.WNOHANG if float(interval) else 0)
 process.returncode = os.waitstatus_to_exitcode(status)
-print(usage.ru_maxrss)
+print(1024 * usage.ru_maxrss, together * os.sysconf("SC_PAGE_SIZE"))
 sys.exit(process.returncode and 1)
 """
-"""A small process between: what the kernel counts for a child starts with what its parent holds when it is started."""
+"""A small process between: what the kernel counts for a child starts with what its parent holds when it is started. It
+prints the bytes of the largest resident set of the command and of the processes that it started, and, where it is given an
+interval in seconds, the largest sum of the resident sets of all of them."""
 Row = dict[str, Any]
 
 
-def peak(command: Sequence[str | os.PathLike[str]], variables: dict[str, str] | None = None) -> tuple[float, float]:
-    """Run a command; return its peak resident set in MB and its seconds."""
-    launcher = [sys.executable, "-S", "-E", "-c", LAUNCHER, *(os.fspath(part) for part in command)]
+def peak(
+    command: Sequence[str | os.PathLike[str]], variables: dict[str, str] | None = None, interval: float = 0
+) -> tuple[float, float, float]:
+    """Run a command; return the peak resident set of its largest process and of all together (0 without interval), in MB, and
+    its seconds."""
+    launcher = [sys.executable, "-S", "-E", "-c", LAUNCHER, str(interval), *(os.fspath(part) for part in command)]
     start = time.perf_counter()
     done = subprocess.run(launcher, stdout=subprocess.PIPE, env={**os.environ, **(variables or {})}, check=False)
     seconds = time.perf_counter() - start
     if done.returncode:
         raise SystemExit(f"{Path(command[0]).name} failed with exit code {done.returncode}")
-    return int(done.stdout) * 1024 / 1e6, seconds
+    largest, together = (int(n) / 1e6 for n in done.stdout.split())
+    return largest, together, seconds
 
 
 def measure(
     rows: list[Row], file: str, n_bytes: int, what: str, command: Sequence[str | os.PathLike[str]], threads: int,
-    variables: dict[str, str] | None = None,
+    variables: dict[str, str] | None = None, interval: float = 0,
 ) -> None:  # fmt: skip
     """Run a command and append its row."""
-    megabytes, seconds = peak(command, variables)
-    rows.append({"file": file, "bytes": n_bytes, "command": what, "threads": threads, "peak_mb": round(megabytes, 1),
-                 "seconds": round(seconds, 2)})  # fmt: skip
-    console.print(f"{file}: {what}, {threads} thread(s): {megabytes:.0f} MB, {seconds:.1f} s")
+    megabytes, together, seconds = peak(command, variables, interval)
+    row: Row = {"file": file, "bytes": n_bytes, "command": what, "threads": threads, "peak_mb": round(megabytes, 1),
+                "seconds": round(seconds, 2)}  # fmt: skip
+    if interval:
+        row["together_mb"] = round(together, 1)
+    rows.append(row)
+    of_all = f", {together:.0f} MB together" if interval else ""
+    console.print(f"{file}: {what}, {threads} thread(s): {megabytes:.0f} MB{of_all}, {seconds:.1f} s")
 
 
 def measure_model(rows: list[Row], model: Model, folder: Path, skipped: dict[str, str]) -> None:
@@ -87,11 +117,16 @@ def measure_model(rows: list[Row], model: Model, folder: Path, skipped: dict[str
     run = command_line()
     cores = os.cpu_count() or 1
 
-    def add(what: str, command: Sequence[str | os.PathLike[str]], threads: int, **variables: str) -> None:
-        measure(rows, model.label, model.n_bytes, what, command, threads, variables)
+    def add(what: str, command: Sequence[str | os.PathLike[str]], threads: int) -> None:
+        measure(rows, model.label, model.n_bytes, what, command, threads)
 
-    cache = folder / "kernels"
-    add("encode, first run", [*run, "encode", f"-T{cores}", "-f", model.path, "-o", coded], cores, NUMBA_CACHE_DIR=str(cache))
+    def add_first(what: str, command: Sequence[str | os.PathLike[str]]) -> None:
+        kernels = {"NUMBA_CACHE_DIR": str(folder / what)}
+        measure(rows, model.label, model.n_bytes, f"{what}, first run", command, cores, kernels, SAMPLE_SECONDS)
+
+    add_first("encode", [*run, "encode", f"-T{cores}", "-f", model.path, "-o", coded])
+    add_first("decode", [*run, "decode", f"-T{cores}", "-f", coded, "-o", back])
+    verify(file_sha256(back) == model.sha256, "lazyweights decode")
     peak([*run, "encode", "-T1", "-f", model.path, "-o", coded])  # compiled kernels are on disk from here on
     for threads in sorted({1, cores, MANY_THREADS}):
         add("encode", [*run, "encode", f"-T{threads}", "-f", model.path, "-o", coded], threads)

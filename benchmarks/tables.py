@@ -164,11 +164,17 @@ def scalar(result: Result) -> Table:
 def memory(result: Result) -> Table:
     """Peak resident sets."""
     rows = [
-        [row["file"], row["command"], str(row["threads"]), f"{row['peak_mb']:.0f}", f"{row['seconds']:.1f}"]
+        [
+            row["file"], row["command"], str(row["threads"]), f"{row['peak_mb']:.0f}",
+            f"{row['together_mb']:.0f}" if "together_mb" in row else "", f"{row['seconds']:.1f}",
+        ]
         for row in result["rows"]
     ]
-    note = f"MB (10^6 bytes) of the largest resident set of the whole process. {provenance(result)}"
-    return Table(["file", "command", "threads", "peak MB", "seconds"], rows, note, 2)
+    note = (
+        "MB (10^6 bytes) of the largest resident set of a process; all: the largest sum of those of all processes that run at a "
+        f"time, where there is more than one. {provenance(result)}"
+    )
+    return Table(["file", "command", "threads", "peak MB", "all", "seconds"], rows, note, 2)
 
 
 def coders(result: Result) -> Table:

@@ -75,6 +75,10 @@ def encode(path: str | os.PathLike[str], output: str | os.PathLike[str] | None =
     LazyWeightsError
         If the output is there already and ``force=True`` is not given, or cannot be written.
     """
+    from lazyweights.container.first_run import compile_kernels
+
+    compile_kernels("encode", path)  # before numba is loaded here
+
     from lazyweights.container.atomic import coded_name
     from lazyweights.container.encoder import encode_file
 
@@ -104,6 +108,10 @@ def decode(path: str | os.PathLike[str], output: str | os.PathLike[str] | None =
     LazyWeightsError
         If the output is there already and ``force=True`` is not given, or cannot be written.
     """
+    from lazyweights.container.first_run import compile_kernels
+
+    compile_kernels("decode", path)
+
     from lazyweights.container.atomic import source_name
     from lazyweights.container.decoder import decode_file
 
@@ -130,6 +138,10 @@ def verify(path: str | os.PathLike[str], **options: Any) -> VerifyResult:
     FormatError
         If the file is damaged (mostly `ChecksumError`) or does not decode to `against`.
     """
+    from lazyweights.container.first_run import compile_kernels
+
+    compile_kernels("decode", path)
+
     from lazyweights.container.decoder import verify_file
 
     return verify_file(path, **options)

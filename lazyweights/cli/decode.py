@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, BinaryIO
 
+from lazyweights.cli.compiling import compile_first
 from lazyweights.cli.files import (
     STDIO,
     identity,
@@ -74,6 +75,7 @@ def _decode(args: argparse.Namespace, path: str) -> None:
         require_coded(path)
     seen = None if from_stdin else identity(path)
     to_stdout = args.stdout or (from_stdin and args.output is None)
+    compile_first(args, "decode", path)
     with (
         _standard_output() if to_stdout else nullcontext() as sink,
         progress_bar(os.path.basename(label), show_progress(args)) as progress,

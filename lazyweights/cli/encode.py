@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from lazyweights.cli.compiling import compile_first
 from lazyweights.cli.files import STDIO, identity, remove_input, require_gguf, show_progress, work_through
 from lazyweights.cli.messages import (
     UsageError,
@@ -69,12 +70,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _encode(args: argparse.Namespace, path: str) -> None:
     from lazyweights.container.atomic import check_output, coded_name
-    from lazyweights.container.encoder import encode_file
 
     require_gguf(path)
     seen = identity(path)
     output = coded_name(path) if args.output is None else args.output
     check_output(output, args.force, path)
+    compile_first(args, "encode", path)
+
+    from lazyweights.container.encoder import encode_file
+
     with progress_bar(os.path.basename(path), show_progress(args)) as progress:
         result = encode_file(
             path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from lazyweights.cli.compiling import compile_first
 from lazyweights.cli.files import STDIO, require_coded, show_progress, work_through
 from lazyweights.cli.messages import UsageError, rate_text, say, seconds_text, size_text
 from lazyweights.cli.options import add_parser as add_verb_parser
@@ -37,11 +38,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace, path: str) -> None:
-    from lazyweights.container.decoder import verify_file
-
     require_coded(path)
     if args.against is not None:
         os.stat(args.against)
+    compile_first(args, "decode", path)
+
+    from lazyweights.container.decoder import verify_file
+
     with progress_bar(os.path.basename(path), show_progress(args)) as progress:
         result = verify_file(path, against=args.against, threads=args.threads, progress=progress)
     if args.quiet:

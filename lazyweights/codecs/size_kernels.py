@@ -108,7 +108,8 @@ def _fill(counts: np.ndarray, costs: np.ndarray, out: np.ndarray, best: np.ndarr
                         total_cost += np.float64(counts[first + i, s]) * costs[t, s]
                     sums[t] = total_cost
             if out.size:
-                out[first + i] = sums
+                for t in range(np.uint64(n_tables)):  # `out[first + i] = sums` takes four times as long to compile
+                    out[first + i, t] = sums[t]
             else:
                 smallest = 0
                 for t in range(1, n_tables):

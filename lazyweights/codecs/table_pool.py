@@ -312,8 +312,21 @@ def _give_up(sizes: np.ndarray, table_of: np.ndarray, limit: int, worth: float) 
 
     `sizes` float64 (n_contexts, n_tables), what each context takes; `table_of` int64 (n_contexts,), changed.
     """
-    used = np.unique(table_of)
-    best = np.searchsorted(used, table_of)
+    # Plain loops: np.unique, np.searchsorted and argmin take four times as long to compile as all of this.
+    place = np.full(sizes.shape[1], -1)
+    for i in range(table_of.size):
+        place[table_of[i]] = 0
+    used = np.empty(sizes.shape[1], np.int64)
+    n_tables = 0
+    for t in range(place.size):
+        if place[t] == 0:
+            place[t] = n_tables
+            used[n_tables] = t
+            n_tables += 1
+    used = used[:n_tables]
+    best = np.empty(table_of.size, np.int64)
+    for i in range(best.size):
+        best[i] = place[table_of[i]]
     second = np.full(table_of.size, -1)
     for n_used in range(used.size, 1, -1):
         lost = np.zeros(used.size)
@@ -329,7 +342,9 @@ def _give_up(sizes: np.ndarray, table_of: np.ndarray, limit: int, worth: float) 
         for k in range(used.size):
             if used[k] < 0:
                 lost[k] = np.inf
-        least = lost.argmin()
+        least = 0
+        for k in range(1, used.size):
+            least = k if lost[k] < lost[least] else least
         if n_used <= limit and lost[least] >= worth:
             break
         used[least] = -1

@@ -237,7 +237,7 @@ def _unpack_plan(r: NumberReader, type_id: int, columns: int, table_sets: list[T
     if packed.translate(None, _BYTES[:n_tables]):  # what is left when the numbers of tables are taken out
         found = max(packed)
         raise FormatError("a plan names a table that is not there", expected=f"< {n_tables}", found=found)
-    tables = np.frombuffer(packed, np.uint8)
+    tables = np.frombuffer(packed, np.uint8).copy()  # read-only arrays are a type of their own, for which kernels compile anew
     side_tables, cell_tables = tables[: 32 * n_sides].reshape(n_sides, 32), tables[32 * n_sides :]
     shared = _unpack_shared(r, coder, tuple(modes), n_tables, is_trellis) if cell_coder == SHARED else None
     by_rans = cell_tables if cell_coder != HUFFMAN else cell_tables[:0]
@@ -258,8 +258,8 @@ def _unpack_shared(
     if n_references == 0:
         raise FormatError("a plan shares rows but has no reference", expected="> 0", found=0)
     n_values = len(modes) * 2 * coder.n_blocks + sum(coder.byte_columns(b.per_block) for b in coder.layout.bytes_)
-    references = np.frombuffer(r.take(n_references * n_values), np.uint8).reshape(n_references, n_values)
-    columns = np.frombuffer(r.take(coder.n_cells * coder.cell_symbols), np.uint8)
+    references = np.frombuffer(r.take(n_references * n_values), np.uint8).reshape(n_references, n_values).copy()
+    columns = np.frombuffer(r.take(coder.n_cells * coder.cell_symbols), np.uint8).copy()
     highest = int(columns.max())
     if highest >= N_COLUMN_CLASSES:
         raise FormatError("a plan has a column class that is not there", expected=f"< {N_COLUMN_CLASSES}", found=highest)
@@ -307,7 +307,7 @@ def unpack_head(data: bytes, source_size: int) -> Head:
     table_sets = []
     for _ in range(r.number(len(data))):
         n = r.number(255)
-        lengths = np.frombuffer(r.take(256 * n), np.uint8).reshape(n, 256)
+        lengths = np.frombuffer(r.take(256 * n), np.uint8).reshape(n, 256).copy()
         check_pool(lengths)
         freqs = np.zeros((n, 256), np.uint16)
         for _ in range(r.number(n)):

@@ -236,7 +236,7 @@ def _finish_groups(
         if not ends_well:
             status[g + which] = 2
             continue
-        at = 0
+        at = np.int64(0)
         phase_size = 32 * n_blocks
         for f in range(halves.shape[0]):
             if halves[f, 2]:
@@ -362,7 +362,7 @@ def decode_groups(
     states = np.zeros(32, np.uint32)
     half_words, packed_words = words.view(np.uint16), words.view(np.uint8)
     can_join = meta[2] % 16 == 0 and not by_rans
-    g = 0
+    g = np.int64(0)  # a plain 0 is a type of its own to numba, which compiles `_finish_groups` for it and for int64
     while g < n_groups:
         status[g] = 0
         if kinds[g] == 2:

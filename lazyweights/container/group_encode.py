@@ -288,7 +288,7 @@ def encode_groups(
         unforced[g] = base > 0
         # Raw bits.
         raw[:] = 0
-        n_raw = 0
+        n_raw = np.int64(0)  # a plain 0 is a type of its own to numba, which compiles `pack_bits` for it and for int64
         for f in range(halves.shape[0]):
             n_raw = pack_bits(low_bits[f, : rows * n_blocks], halves[f, 2], raw, n_raw)
         for r in range(raws.shape[0]):
@@ -308,7 +308,7 @@ def encode_groups(
             continue
         if front:
             packed_positions[: 4 * front + 8] = 0
-            pack_bits(positions[: rows * n_blocks], forced_bits(forced), packed_positions, 0)
+            pack_bits(positions[: rows * n_blocks], forced_bits(forced), packed_positions, np.int64(0))
             _put_words(packed_positions, front, out[out_at:])
         # The stream.
         words = out[out_at + front :]

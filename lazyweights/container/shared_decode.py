@@ -133,7 +133,7 @@ def decode_shared_groups(
     strides[0] = 2 * row_bytes
     strides[1] = stride
     n_groups = kinds.size
-    g = 0
+    g = np.int64(0)
     while g < n_groups:
         if kinds[g] == 2:
             status[g] = 0
@@ -153,11 +153,14 @@ def decode_shared_groups(
             for s in range(n_sides):
                 plane = side[k, side_at[s] : side_at[s + 1]]
                 _decode_plane(
-                    half_words, limit, rans_tables, side_offsets[s, 0], rows, states[k], pos[k : k + 1], packed, plane
+                    half_words, limit, rans_tables, np.int64(side_offsets[s, 0]), rows, states[k], pos[k : k + 1], packed, plane
                 )
             both = row_symbols[k].reshape((2, 32))
             shift_levels(side[k], side_at, meta, levels, references, both, of_group)
-            cell_levels[:, k] = of_group
+            for phase in range(2):  # `cell_levels[:, k] = of_group` takes two seconds to compile
+                for cell in range(n_cells):
+                    for lane in range(32):
+                        cell_levels[phase, k, cell, lane] = of_group[phase, cell, lane]
             _add_references(side[k], side_at, references, both)
         for phase in range(2):
             for k in range(n_members):
@@ -177,10 +180,11 @@ def decode_shared_groups(
                 # Bytes between the codes of packed blocks are taken along, so that a row is one run: they are written below.
                 from_indices(flat_symbols, 64 * (g + k) * row_bytes + offset, row_bytes, rows, trellis_states)
             ends[0] = (pos[k] + 1) // 2
+            # Plain numbers here would be types of their own, for which it compiles anew.
             _finish_groups(
-                g + k, 1, rows, words, starts, sizes, ends, 0, False, positions, no_bits, nothing_held, states[k, :n_lanes],
-                meta, sides, halves, byte_fields, raws, side[k], side_at, 1, raw, low, lane_values, half_values, byte_values,
-                symbols, symbol_layout, (raw_values, symbols[:0]), status,
+                g + k, np.int64(1), rows, words, starts, sizes, ends, np.int64(0), np.bool_(False), positions, no_bits,
+                nothing_held, states[k, :n_lanes], meta, sides, halves, byte_fields, raws, side[k], side_at, np.int64(1), raw,
+                low, lane_values, half_values, byte_values, symbols, symbol_layout, (raw_values, symbols[:0]), status,
             )
         g += n_members
 
