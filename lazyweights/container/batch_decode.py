@@ -17,18 +17,14 @@ from lazyweights.container.unit_checksums import hash_bytes
 DIRECT_BYTES = 1 << 19
 """Packed bytes of a tensor that are decoded before their checksums are taken: they fit the second cache."""
 
-N_TYPE_NUMBERS = 12
-"""Length of `TypeArrays.numbers`; the last four are the rows of `sides`, `halves`, `byte_fields` and `raws`."""
-
-
 def is_compiled(coder: TensorCoder) -> bool:
     """Return whether `decode_batch` knows the type."""
     return JOIN_OF_TYPE.get(coder.layout.type_name, NOT_COMPILED) != NOT_COMPILED
 
 
 class TypeArrays(NamedTuple):
-    """What the kernels need of a type, row length and field modes: integer tables, and the numbers that stand in a row of
-    `Batch.parts` from column 9 on."""
+    """What the kernels need of a type, row length and field modes: integer tables, and the last numbers of a row of `parts`
+    in `decode_batch`, of which the last four are the rows of `sides`, `halves`, `byte_fields` and `raws`."""
 
     meta: np.ndarray
     sides: np.ndarray
@@ -84,15 +80,16 @@ class Batch:
     """
 
     def __init__(self, rows: list[list[int]], plans: list[PlanArrays]) -> None:
-        columns = zip(*(p.of_type[:6] for p in plans), strict=True)
-        self._tables = [np.concatenate(column) if len(plans) > 1 else column[0] for column in columns]
-        self._tables += [np.concatenate([p.side_tables for p in plans]) if len(plans) > 1 else plans[0].side_tables]
-        self._tables += [np.concatenate([p.cell_tables for p in plans]) if len(plans) > 1 else plans[0].cell_tables]
-        self._parts = np.empty((len(rows), 9 + N_TYPE_NUMBERS), np.int64)
-        self._parts[:, :4] = rows
-        self._parts[:, 4] = np.arange(len(rows))
-        self._parts[:, 9:] = [plan.of_type.numbers for plan in plans]
-        self._parts[:, 5:9] = np.cumsum(self._parts[:, -4:], axis=0) - self._parts[:, -4:]
+        columns = [*zip(*(p.of_type[:6] for p in plans), strict=True)]
+        columns += [tuple(p.side_tables for p in plans), tuple(p.cell_tables for p in plans)]
+        self._tables = [np.concatenate(column) if len(column) > 1 else column[0] for column in columns]
+        parts = []
+        first_rows = [0] * 4
+        for i, (row, plan) in enumerate(zip(rows, plans, strict=True)):
+            numbers = plan.of_type.numbers
+            parts.append([*row, i, *first_rows, *numbers])
+            first_rows = [first + n for first, n in zip(first_rows, numbers[-4:], strict=True)]
+        self._parts = np.array(parts, np.int64)
 
     def decode(
         self,
