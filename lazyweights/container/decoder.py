@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
@@ -261,11 +261,16 @@ class _MappedFile:
             start, self._forgotten = self._forgotten, end
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
+    def close(self) -> None:
+        """Give back map and file, unless what `words` returned is still in use: then that happens when it is no more."""
+        with suppress(BufferError):
+            self._map.close()
+
 
 class _Worker:
     """Decodes the jobs of an open file. Thread-safe."""
 
-    def __init__(self, layout: Layout, fd: int, path: str, threads: int = 1) -> None:
+    def __init__(self, layout: Layout, fd: int, path: str, threads: int) -> None:
         self._layout = layout
         self._file = _MappedFile(fd, layout.file_size, path, threads == 1)
         self._offsets = layout.offsets()
@@ -284,6 +289,7 @@ class _Worker:
         try:
             return decode_job(job, self._layout, self._offsets, base, words, self._tables, self._outputs)
         except LazyWeightsError as error:
+            del words
             traceback.clear_frames(error.__traceback__)  # they hold the map, and with it the file, as long as the error lives
             raise
         finally:
@@ -293,14 +299,19 @@ class _Worker:
         """Take back what `decode` returned."""
         self._outputs.give(data)
 
+    def close(self) -> None:
+        """Give back the file; nothing can be decoded after that."""
+        self._file.close()
+
 
 def _decode_units(layout: Layout, fd: int, threads: int, path: str) -> Iterator[tuple[_Job, np.ndarray]]:
     """Yield the decoded jobs of an open file in order; the data of one is valid until the next is asked for."""
     worker = _Worker(layout, fd, path, threads)
     jobs = _jobs(layout, threads)
-    for job, data in ordered_map(lambda job: (job, worker.decode(job)), jobs, threads, in_flight=IN_FLIGHT):
-        yield job, data
-        worker.release(data)
+    with closing(worker):
+        for job, data in ordered_map(lambda job: (job, worker.decode(job)), jobs, threads, in_flight=IN_FLIGHT):
+            yield job, data
+            worker.release(data)
 
 
 @contextmanager
@@ -375,8 +386,8 @@ def iter_placed(
         size = layout.source_size
         header_bytes = next((offset for _, span, _, offset in layout.spans() if span.is_coded), size)
         yield Placed(0, header_bytes, size)
-        worker = _Worker(layout, file.fileno(), path)
         n_threads = thread_count(threads)
+        worker = _Worker(layout, file.fileno(), path, n_threads)
 
         def place(job: _Job) -> _Job:
             data = worker.decode(job)
@@ -384,11 +395,12 @@ def iter_placed(
             worker.release(data)
             return job
 
-        for job in ordered_map(place, _jobs(layout, n_threads), n_threads, in_flight=IN_FLIGHT):
-            done = job.first_byte + job.n_bytes
-            if progress:
-                progress(Progress(done, size, 0, "decode", job.name))
-            yield Placed(done, header_bytes, size)
+        with closing(worker):
+            for job in ordered_map(place, _jobs(layout, n_threads), n_threads, in_flight=IN_FLIGHT):
+                done = job.first_byte + job.n_bytes
+                if progress:
+                    progress(Progress(done, size, 0, "decode", job.name))
+                yield Placed(done, header_bytes, size)
 
 
 def load_kernels(source: str | os.PathLike[str]) -> None:
@@ -404,13 +416,13 @@ def load_kernels(source: str | os.PathLike[str]) -> None:
     path = os.fspath(source)
     with _naming(path), open(path, "rb") as file:
         layout = read_layout(file, os.fstat(file.fileno()).st_size)
-        worker = _Worker(layout, file.fileno(), path)
         seen: set[tuple[int, int]] = set()
-        for job in _jobs(layout):
-            kinds = {(part.span.type_id, part.span.plan.coder) for part in job.parts if part.span.plan}
-            if kinds - seen:
-                worker.release(worker.decode(job))
-            seen |= kinds
+        with closing(_Worker(layout, file.fileno(), path, threads=1)) as worker:
+            for job in _jobs(layout):
+                kinds = {(part.span.type_id, part.span.plan.coder) for part in job.parts if part.span.plan}
+                if kinds - seen:
+                    worker.release(worker.decode(job))
+                seen |= kinds
 
 
 def _write_at(fd: int, data: np.ndarray, offset: int) -> None:
