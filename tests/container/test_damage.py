@@ -275,3 +275,18 @@ def test_splices_of_heads(dense: Sample, tmp_path: Path) -> None:
         spliced = replace(ours, kinds=theirs.kinds, checksums=theirs.checksums, payloads=theirs.payloads)
         for table in (ours.table(), theirs.table()):
             assert isinstance(streamed(spliced.seal(table=table), dense.source), LazyWeightsError)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="the system does not list open files")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_error_that_is_kept_keeps_no_file_open(tmp_path: Path, threads: int) -> None:
+    coded = bytearray(encode_bytes(mixed_gguf(), tmp_path))
+    coded[-TRAILER_BYTES - 200] ^= 255
+    path = tmp_path / "damaged.lw"
+    path.write_bytes(coded)
+    before = len(os.listdir("/dev/fd"))
+    for work in (lambda: verify_file(path, threads=threads), lambda: decode_file(path, tmp_path / "out", threads=threads)):
+        with pytest.raises(LazyWeightsError) as caught:
+            work()
+        assert caught.value.path == str(path)
+        assert len(os.listdir("/dev/fd")) == before
