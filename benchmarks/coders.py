@@ -107,7 +107,8 @@ def decode_speed(runs: int) -> dict[str, Any]:
     state, pos = lane_encode.new_encoder()
     lane_encode.start_lanes(64, state, pos)
     lane_encode.encode_cells(
-        symbols.ravel(), strides, tables.astype(np.int32), np.zeros(1, np.int32), entries, CELL_LENGTH, 64, words, state, pos
+        symbols.ravel(), strides, tables.astype(np.int32), np.zeros(1, np.int32), entries, CELL_LENGTH, -1, 64, words, state,
+        pos,
     )
     lane_encode.finish_lanes(words, state, np.zeros(16, np.uint8), 0, 0)
     flat = canonical.decode_tables(lengths)
@@ -118,10 +119,10 @@ def decode_speed(runs: int) -> dict[str, Any]:
     def huffman() -> None:
         state, held, pos = np.zeros((2, 32), np.uint64), np.zeros((2, 32), np.int32), np.zeros(2, np.int64)
         for phase in range(2):
-            bases = np.array([phase * width, (64 + phase) * width, 0, 0], np.int64)
+            bases = np.array([phase * width, (64 + phase) * width, 0, 0, 0, 0], np.int64)
             lane_kernels.decode_cells_pair(
-                words, words.size, flat, offsets, CELL_LENGTH, out, bases, np.array([2 * width, CELL_LENGTH]), False,
-                positions, state, held, pos,
+                words, words.size, flat, offsets, CELL_LENGTH, -1, out, bases, np.array([2 * width, CELL_LENGTH]),
+                lane_kernels.PLAIN_CELLS, positions, state, held, pos,
             )
 
     freqs = rans.normalized_freqs(counts)[None]

@@ -114,6 +114,7 @@ def _encode_cells_scalar(
     position_stride: int,
     cell_stride: int,
     cell_length: int,
+    last_table: int,
     contexts: np.ndarray,
     phase: int,
     n_lanes: int,
@@ -127,8 +128,9 @@ def _encode_cells_scalar(
     p = np.uint32(pos[0])
     seen = np.uint16(0)
     lanes = np.uint64(n_lanes)
+    n_positions = cell_length + (1 if last_table >= 0 else 0)
     for cell in range(contexts.shape[1]):
-        for position in range(cell_length):
+        for position in range(n_positions):
             if position % 2 == 0:
                 for lane in range(lanes):
                     if state[1, lane] < uint32(32):
@@ -138,7 +140,8 @@ def _encode_cells_scalar(
             start = np.uint64(at + cell * cell_stride + position * position_stride)
             for lane in range(lanes):
                 symbol = symbols[start + lane * np.uint64(lane_stride)]
-                entry = entries[np.uint64(offsets[contexts[phase, cell, lane]]) + np.uint64(symbol)]
+                table = np.uint64(offsets[contexts[phase, cell, lane]] if position < cell_length else last_table)
+                entry = entries[table + np.uint64(symbol)]
                 seen |= entry
                 length = uint32(entry & 15)
                 held = state[1, lane]
@@ -169,6 +172,7 @@ def encode_cells(
     offsets: np.ndarray,
     entries: np.ndarray,
     cell_length: int,
+    last_table: int,
     n_rows: int,
     words: np.ndarray,
     state: np.ndarray,
@@ -185,6 +189,8 @@ def encode_cells(
     offsets : int32 (n_contexts,), where in `entries` the table of each context starts
     entries : uint16, of `encode_entries`
     cell_length : symbols in a cell
+    last_table : where in `entries` the table of one symbol more in each cell starts, -1: there is none. Then `cell_length` is 3
+        modulo 4
     n_rows : rows of the tile, 1 .. 64
     words : uint32, output, the stream
     state, pos : see the module
@@ -195,13 +201,14 @@ def encode_cells(
     """
     phase_stride, cell_stride, position_stride, lane_stride = strides
     n_cells = contexts.shape[1]
-    whole = (cell_length + 3) // 4 * 4
+    n_symbols = cell_length + (1 if last_table >= 0 else 0)
+    whole = (n_symbols + 3) // 4 * 4
     missing = 0
     for phase in range(2):
         n_lanes = (n_rows + 1 - phase) // 2
         if n_lanes == 0 or n_cells == 0:
             continue
-        if _no_room(words, pos, n_lanes, n_cells * cell_length):
+        if _no_room(words, pos, n_lanes, n_cells * n_symbols):
             return 2
         at = phase * phase_stride
         last = at + 31 * lane_stride + (n_cells - 1) * cell_stride
@@ -210,12 +217,13 @@ def encode_cells(
             and last + whole <= symbols.size and 16 * lane_stride < 1 << 31
         ):
             missing |= _vector.encode_cells_phase(
-                symbols, at, lane_stride, cell_stride, cell_length, contexts, phase, offsets, entries, words, state, pos
+                symbols, at, lane_stride, cell_stride, cell_length, last_table, contexts, phase, offsets, entries, words, state,
+                pos,
             )
         else:
             missing |= _encode_cells_scalar(
-                symbols, at, lane_stride, position_stride, cell_stride, cell_length, contexts, phase, n_lanes, offsets,
-                entries, words, state, pos,
+                symbols, at, lane_stride, position_stride, cell_stride, cell_length, last_table, contexts, phase, n_lanes,
+                offsets, entries, words, state, pos,
             )
     return 1 if missing else 0
 
@@ -255,7 +263,7 @@ def encode_side(
             missing |= _vector.encode_side_phase(symbols, contexts, phase, offsets, entries, words, state, pos)
         else:
             missing |= _encode_cells_scalar(
-                symbols, phase * n_columns * 32, 1, 0, 32, 1, contexts, phase, n_lanes, offsets, entries, words, state, pos
+                symbols, phase * n_columns * 32, 1, 0, 32, 1, -1, contexts, phase, n_lanes, offsets, entries, words, state, pos
             )
     return 1 if missing else 0
 

@@ -21,6 +21,27 @@ from numba import njit, uint32, uint64
 from lazyweights.codecs import N_LANES
 from lazyweights.codecs import vector_kernels as _vector
 from lazyweights.codecs.byte_access import load_u64, store_u16, store_u64, swap_bytes
+from lazyweights.codecs.split_codes import join_split
+from lazyweights.codecs.vector_kernels import FORCED_NIBBLES, PLAIN_CELLS, SPLIT_1, SPLIT_4
+
+__all__ = [
+    "FORCED_NIBBLES",
+    "NO_CONTEXT",
+    "OTHER_PLANE",
+    "PLAIN_CELLS",
+    "RUNNING_MEAN",
+    "SPLIT_1",
+    "SPLIT_4",
+    "decode_cells_pair",
+    "decode_cells_phase",
+    "decode_lockstep",
+    "decode_side_phase",
+    "decode_side_streams",
+    "encode_lockstep",
+    "left_over_bits",
+    "new_state",
+    "put_forced_nibbles",
+]
 
 NO_CONTEXT, RUNNING_MEAN, OTHER_PLANE = 0, 1, 2
 """How a side plane selects its table: not at all; by the running mean of the row so far; by another plane."""
@@ -71,25 +92,31 @@ def _decode_cells_scalar(
     tables: np.ndarray,
     offsets: np.ndarray,
     cell_length: int,
+    last_table: int,
     n_lanes: int,
     out: np.ndarray,
     buf: np.ndarray,
     held: np.ndarray,
     pos: np.ndarray,
 ) -> None:
-    """Decode one phase of a plane: see `decode_cells`."""
+    """Decode one phase of a plane into `out`, uint32 (cells, quads, 32): four symbols each, the first one lowest.
+
+    `offsets` int32 (cells, 32), table of each cell; `cell_length`, `last_table` as in `vector_kernels.decode_cells_pair`.
+    """
     p = uint64(pos[0])
     last = uint64(limit - 1)
     lanes = uint64(n_lanes)
+    n_symbols = cell_length + (1 if last_table >= 0 else 0)
     for cell in range(offsets.shape[0]):
-        for position in range(cell_length):
+        for position in range(n_symbols):
             quad = position >> 2
             shift = uint32((position & 3) * 8)
             for lane in range(lanes):
                 b, n = buf[lane], uint64(held[lane])
                 if position % 2 == 0:
                     b, n, p = _refill(b, n, words, p, last)
-                entry = uint64(tables[uint64(offsets[cell, lane]) + (b >> uint64(53))])
+                table = uint64(offsets[cell, lane] if position < cell_length else last_table)
+                entry = uint64(tables[table + (b >> uint64(53))])
                 buf[lane] = b << (entry & uint64(15))
                 held[lane] = np.int32(n - (entry & uint64(15)))
                 symbol = uint32(entry >> uint64(8)) << shift
@@ -176,10 +203,11 @@ def _decode_cells_pair_scalar(
     tables: np.ndarray,
     offsets: np.ndarray,
     cell_length: int,
+    last_table: int,
     out: np.ndarray,
     bases: np.ndarray,
     strides: np.ndarray,
-    nibbles: bool,
+    kind: int,
     positions: np.ndarray,
     buf: np.ndarray,
     held: np.ndarray,
@@ -198,19 +226,22 @@ def _decode_cells_pair_scalar(
             counts[lane] = uint64(held[s, lane])
         for cell in range(offsets.shape[1]):
             start = bases[s] + cell * strides[1]
-            for pair in range(cell_length // 2):
+            n_pairs = (cell_length + (1 if last_table >= 0 else 0)) // 2
+            for pair in range(n_pairs):
                 at = uint64(start + 2 * pair)
                 for lane in range(lanes):
                     b, n, p = _refill(bits[lane], counts[lane], words, p, last)
                     table = uint64(offsets[s, cell, lane])
                     first = uint64(tables[table + (b >> uint64(53))])
                     b = b << (first & uint64(15))
+                    if last_table >= 0 and pair + 1 == n_pairs:
+                        table = uint64(last_table)
                     second = uint64(tables[table + (b >> uint64(53))])
                     bits[lane] = b << (second & uint64(15))
                     counts[lane] = n - (first & uint64(15)) - (second & uint64(15))
                     store_u16(out, np.int64(at), np.uint16((first >> uint64(8)) | (second & uint64(0xFF00))))
                     at += step
-            if cell_length & 1:
+            if cell_length & 1 and last_table < 0:
                 at = uint64(start + cell_length - 1)
                 for lane in range(lanes):
                     b, n, p = _refill(bits[lane], counts[lane], words, p, last)
@@ -219,10 +250,15 @@ def _decode_cells_pair_scalar(
                     counts[lane] = n - (first & uint64(15))
                     out[at] = first >> uint64(8)
                     at += step
-            if nibbles:
+            if kind == FORCED_NIBBLES:
                 for lane in range(32):
                     position = positions[bases[2 + s] + 32 * cell + lane]
                     put_forced_nibbles(out, start + lane * strides[0], np.int64(position))
+        if kind in (SPLIT_1, SPLIT_4):
+            n_low = 1 if kind == SPLIT_1 else 4
+            join_split(
+                out, bases[s], strides[0], 32, offsets.shape[1], strides[1], n_low, words.view(np.uint8), 4 * bases[4 + s]
+            )
         pos[s] = np.int64(p)
         for lane in range(lanes):
             buf[s, lane] = bits[lane]

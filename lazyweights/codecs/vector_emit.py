@@ -204,7 +204,7 @@ class Emitter:
             self.b.store(value, variable)
 
     def transpose_quads(self, quads: list[Any]) -> list[Any]:
-        """Turn four vectors (quad q of 16 lanes) into sixteen 128-bit vectors (the four quads of each lane)."""
+        """Turn four vectors (quad q of 16 lanes) into four others: 128-bit part p of vector k holds the quads of lane 4 p + k."""
         b = self.b
 
         def shuffle(x: Any, y: Any, mask: list[int], width: int = N) -> Any:
@@ -227,6 +227,23 @@ class Emitter:
 
         ab = [unpack(quads[0], quads[1], h) for h in range(2)]
         cd = [unpack(quads[2], quads[3], h) for h in range(2)]
-        # rows[k]: in each 128-bit part p the quads of lane 4 p + k.
-        rows = [join(ab[k // 2], cd[k // 2], k % 2) for k in range(4)]
-        return [shuffle(rows[lane % 4], rows[lane % 4], [4 * (lane // 4) + i for i in range(4)], 4) for lane in range(N)]
+        return [join(ab[k // 2], cd[k // 2], k % 2) for k in range(4)]
+
+    def store_rows(self, parts: list[list[Any]], pointer: Any, at: Any, lane_stride: Any) -> None:
+        """Store what `transpose_quads` returned, or several such: of each of 16 lanes part after part, 16 bytes each."""
+        for lane in range(N):
+            for i, rows in enumerate(parts):
+                self.store(self.part(rows[lane % 4], lane // 4), pointer, self.b.add(at, self.index(16 * i)))
+            at = self.b.add(at, lane_stride)
+
+    def part(self, vector: Any, p: int) -> Any:
+        """Return 128-bit part p of a vector."""
+        return self.b.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, 4), [4 * p + i for i in range(4)]))
+
+    def load_parts(self, pointer: Any, places: list[Any]) -> Any:
+        """Return a vector whose four 128-bit parts are loaded from four places (elements of the pointer)."""
+        parts = [self.load(pointer, place, ir.VectorType(I32, 4)) for place in places]
+        for width in (8, 16):
+            order = ir.Constant(ir.VectorType(I32, width), list(range(width)))
+            parts = [self.b.shuffle_vector(parts[k], parts[k + 1], order) for k in range(0, len(parts), 2)]
+        return parts[0]

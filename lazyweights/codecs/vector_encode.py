@@ -48,8 +48,8 @@ class _Lanes:
         self._pos_v = cgutils.alloca_once_value(b, b.trunc(b.load(pos), I32))
         self._seen = cgutils.alloca_once_value(b, splat(0))
 
-    def step(self, offsets: list[Any], symbols: list[list[Any]]) -> None:
-        """Take words, then append one or two symbols a lane: `symbols[k][g]` with the tables at `offsets[g]`."""
+    def step(self, offsets: list[list[Any]], symbols: list[list[Any]]) -> None:
+        """Take words, then append one or two symbols a lane: `symbols[k][g]` with the tables at `offsets[k][g]`."""
         e = self._e
         b = e.b
         for g in range(2):
@@ -66,9 +66,9 @@ class _Lanes:
             bits, held, first, second = e.get(self._groups[g])
             seen = b.load(self._seen)
             added = length = None
-            for symbol in symbols:
+            for tables, symbol in zip(offsets, symbols, strict=True):
                 # Entries are 16 bits wide: the other half of what is gathered belongs to the next one.
-                entry = e.gather(self._entries, b.add(offsets[g], symbol[g]), 2)
+                entry = e.gather(self._entries, b.add(tables[g], symbol[g]), 2)
                 seen = b.or_(seen, entry)
                 codeword = b.and_(b.shl(entry, splat(16)), splat(0xFFE00000))
                 codeword_length = b.and_(entry, splat(15))
@@ -105,30 +105,38 @@ class _Lanes:
 
 
 @intrinsic
-def _cells(typingctx, symbols, at, lane_stride, cell_stride, cell_length, contexts, context_at, n_cells, offsets, entries, words, state, pos):  # type: ignore[no-untyped-def]  # noqa: E501
+def _cells(typingctx, symbols, at, lane_stride, cell_stride, cell_length, last_table, contexts, context_at, n_cells, offsets, entries, words, state, pos):  # type: ignore[no-untyped-def]  # noqa: E501
     """Encode `n_cells` cells of 32 lanes, whose symbols are read four at a time."""
     signature = types.int64(
-        symbols, at, lane_stride, cell_stride, cell_length, contexts, context_at, n_cells, offsets, entries, words, state, pos
+        symbols, at, lane_stride, cell_stride, cell_length, last_table, contexts, context_at, n_cells, offsets, entries, words,
+        state, pos,
     )
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         e = Emitter(context, builder, signature, args)
         b = builder
-        at, lane_stride, cell_stride, cell_length, context_at, n_cells = (args[i] for i in (1, 2, 3, 4, 6, 7))
-        symbols_p, contexts_p, offsets_p, entries_p = (e.data(i) for i in (0, 5, 8, 9))
-        lanes = _Lanes(e, entries_p, e.data(10), e.data(11), e.data(12))
+        at, lane_stride, cell_stride, cell_length, last, context_at, n_cells = (args[i] for i in (1, 2, 3, 4, 5, 7, 8))
+        symbols_p, contexts_p, offsets_p, entries_p = (e.data(i) for i in (0, 6, 9, 10))
+        lanes = _Lanes(e, entries_p, e.data(11), e.data(12), e.data(13))
         rows = b.mul(_IOTA, e.broadcast(b.trunc(lane_stride, I32)))
         half = b.mul(lane_stride, e.index(N))
         quads = b.lshr(cell_length, e.index(2))
+        last_table = [e.broadcast(b.trunc(last, I32))] * 2
 
-        def quad(place: Any, tables: list[Any], n: int) -> None:
+        def quad(place: Any, tables: list[Any], n: int, ends: bool = False) -> None:
+            """Append `n` symbols; `ends`: the last of them has a table of its own."""
             packed = [e.gather(b.gep(symbols_p, [b.add(place, half) if g else place]), rows, 1) for g in range(2)]
             split = [[b.and_(b.lshr(packed[g], splat(8 * k)), splat(255)) for g in range(2)] for k in range(n)]
+            of_symbols = [tables] * n
+            if ends:
+                of_symbols[-1] = last_table
             for k in range(0, n, 2):
-                lanes.step(tables, split[k : k + 2])
+                lanes.step(of_symbols[k : k + 2], split[k : k + 2])
 
+        # A loop for each number of symbols behind the last whole quad; 4: three and one with a table of its own.
         left = b.and_(cell_length, e.index(3))
-        for n in range(4):  # a loop for each number of symbols behind the last whole quad
+        left = b.select(b.icmp_signed("<", last, e.index(0)), left, e.index(4))
+        for n in range(5):
             with b.if_then(b.icmp_signed("==", left, e.index(n))), cgutils.for_range(b, n_cells) as cell:
                 first = b.add(at, b.mul(cell.index, cell_stride))
                 of_cell = b.add(context_at, b.mul(cell.index, e.index(32)))
@@ -138,7 +146,7 @@ def _cells(typingctx, symbols, at, lane_stride, cell_stride, cell_length, contex
                 with cgutils.for_range(b, quads) as q:
                     quad(b.add(first, b.mul(q.index, e.index(4))), tables, 4)
                 if n:
-                    quad(b.add(first, b.mul(quads, e.index(4))), tables, n)
+                    quad(b.add(first, b.mul(quads, e.index(4))), tables, n, n == 4)
         return lanes.finish()
 
     return signature, codegen
@@ -162,14 +170,14 @@ def _side(typingctx, symbols, contexts, at, n_columns, offsets, entries, words, 
                 here = b.add(place, e.index(N * g))
                 tables.append(e.gather(offsets_p, b.zext(e.load(contexts_p, here, VEC8), VEC), 4))
                 symbols.append(b.zext(e.load(symbols_p, here, VEC8), VEC))
-            lanes.step(tables, [symbols])
+            lanes.step([tables], [symbols])
         return lanes.finish()
 
     return signature, codegen
 
 
 @njit(cache=True, nogil=True)
-def encode_cells_phase(symbols, at, lane_stride, cell_stride, cell_length, contexts, phase, offsets, entries, words, state, pos):  # type: ignore[no-untyped-def]
+def encode_cells_phase(symbols, at, lane_stride, cell_stride, cell_length, last_table, contexts, phase, offsets, entries, words, state, pos):  # type: ignore[no-untyped-def]  # noqa: E501
     """Vector twin of `lane_encode._encode_cells_scalar` for a phase in which all 32 lanes have a row.
 
     Cells are read in whole quads: `cell_stride` is at least `cell_length`, rounded up to a multiple of 4, and that much of
@@ -177,8 +185,8 @@ def encode_cells_phase(symbols, at, lane_stride, cell_stride, cell_length, conte
     """
     n_cells = contexts.shape[1]
     return _cells(
-        symbols, np.int64(at), np.int64(lane_stride), np.int64(cell_stride), np.int64(cell_length), contexts,
-        np.int64(phase * n_cells * 32), np.int64(n_cells), offsets, entries, words, state, pos,
+        symbols, np.int64(at), np.int64(lane_stride), np.int64(cell_stride), np.int64(cell_length), np.int64(last_table),
+        contexts, np.int64(phase * n_cells * 32), np.int64(n_cells), offsets, entries, words, state, pos,
     )
 
 

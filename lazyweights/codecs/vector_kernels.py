@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lazyweights.codecs.vector_emit import AVAILABLE, I16, I32, I64, VEC, VEC8, Emitter, N, splat
+from lazyweights.codecs.vector_emit import AVAILABLE, I8, I16, I32, I64, VEC, VEC8, Emitter, N, splat
 
 __all__ = [
     "AVAILABLE",
@@ -192,34 +192,83 @@ def _put_forced_nibbles(e: Emitter, quads: list[Any], positions: Any) -> list[An
     return quads
 
 
-def _cells_intrinsic(n_streams: int, forced_nibbles: bool) -> Any:
-    """Return the intrinsic that decodes cells of `n_streams` streams at a time, 32 lanes each, and stores them as rows.
+def _split_rows(e: Emitter, symbols: list[Any], low: list[Any], low_bits: int) -> list[list[Any]]:
+    """Return the codes 0 .. 15 and 16 .. 31 of 16 lanes whose symbols and low bits (a byte for codes i and i + 16) are given."""
+    b = e.b
+    if low_bits == 4:
+        first = [e.select_bits(0x0F0F0F0F, x, b.shl(s, splat(4))) for s, x in zip(symbols, low, strict=True)]
+        second = [e.select_bits(0x0F0F0F0F, b.lshr(x, splat(4)), s) for s, x in zip(symbols, low, strict=True)]
+        return [first, second]
+    five = splat(0x1F1F1F1F)
+    first = [b.and_(e.select_bits(0x01010101, x, b.shl(s, splat(1))), five) for s, x in zip(symbols, low, strict=True)]
+    second = [
+        b.and_(e.select_bits(0x01010101, b.lshr(x, splat(1)), b.lshr(s, splat(3))), five)
+        for s, x in zip(symbols, low, strict=True)
+    ]
+    return [first, second]
 
-    Streams are independent chains of dependent instructions: several of them hide the latency of the gathers.
-    `forced_nibbles`: for cells of 15 symbols whose forced nibbles are put back before they are stored.
+
+def _load_low(e: Emitter, words: Any, at: Any, low_bits: int) -> list[Any]:
+    """Load the low bits of 16 lanes, a byte for codes i and i + 16; vector k holds those of lanes k, k + 4, k + 8 and k + 12.
+
+    `at` is the element (of 32 bits) of `words` where they start.
     """
+    if low_bits == 4:
+        return [e.load_parts(words, [e.b.add(at, e.index(4 * (4 * p + k))) for p in range(4)]) for k in range(4)]
+    bits = e.load(words, at)
+    bytes64 = ir.VectorType(I8, 64)
+    # Byte i of a lane takes the eight bits from bit 2 i of its word on.
+    starts = ir.Constant(bytes64, [2 * i for _ in range(4) for i in range(16)])
+    found = []
+    for k in range(4):
+        lanes = ir.Constant(VEC, [4 * p + k for p in range(4) for _ in range(4)])
+        of_lane = e.b.shuffle_vector(bits, bits, lanes)
+        shifted = e.call("llvm.x86.avx512.pmultishift.qb.512", bytes64, starts, e.b.bitcast(of_lane, bytes64))
+        found.append(e.b.bitcast(shifted, VEC))
+    return found
+
+
+PLAIN_CELLS, FORCED_NIBBLES, SPLIT_1, SPLIT_4 = 0, 1, 2, 3
+"""What becomes of the symbols of a cell: bytes as they are; of forced nibbles, put back; codes, with 1 or 4 low bits."""
+
+
+@intrinsic
+def _cells_2(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, last_table, out, bases, strides, kind, positions, buf, held):  # type: ignore[no-untyped-def]  # noqa: E501
+    """Decode cells of two streams at a time, 32 lanes each, and store them as rows.
+
+    Streams are independent chains of dependent instructions: two of them hide the latency of the gathers.
+    """
+    n_streams = 2
     n_vectors = 2 * n_streams
+    signature = types.void(
+        words, pos, last, tables, offsets, n_cells, cell_length, last_table, out, bases, strides, kind, positions, buf, held
+    )
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         e = Emitter(context, builder, signature, args)
         b = builder
-        last, n_cells, cell_length, null = args[2], args[5], args[6], args[7]
+        last, n_cells, cell_length, last_table, kind = args[2], args[5], args[6], args[7], args[11]
         words_p, pos_p, tables_p, offsets_p, out_p, bases_p, strides_p = (e.data(i) for i in (0, 1, 3, 4, 8, 9, 10))
-        positions_p = e.data(11)
-        buf_p, held_p = e.data(12), e.data(13)
+        positions_p = e.data(12)
+        buf_p, held_p = e.data(13), e.data(14)
         lanes = e.load_state(buf_p, held_p, n_vectors)
-        pos_v = [cgutils.alloca_once_value(b, b.load(b.gep(pos_p, [e.index(s)]))) for s in range(n_streams)]
-        base_v = [cgutils.alloca_once_value(b, b.load(b.gep(bases_p, [e.index(s)]))) for s in range(n_streams)]
-        positions_at = [b.load(b.gep(bases_p, [e.index(n_streams + s)])) for s in range(n_streams)]
+
+        def of_streams(pointer: Any, first: int) -> list[Any]:
+            return [b.load(b.gep(pointer, [e.index(first + s)])) for s in range(n_streams)]
+
+        pos_v = [cgutils.alloca_once_value(b, p) for p in of_streams(pos_p, 0)]
+        base_v = [cgutils.alloca_once_value(b, base) for base in of_streams(bases_p, 0)]
+        positions_at, low_at = of_streams(bases_p, n_streams), of_streams(bases_p, 2 * n_streams)
         lane_stride, cell_stride = (b.load(b.gep(strides_p, [e.index(i)])) for i in range(2))
         chunks = b.lshr(b.add(cell_length, e.index(15)), e.index(4))
-        null_table = b.lshr(e.broadcast(b.trunc(null, I32)), splat(11))
+        table_of_rest = b.lshr(e.broadcast(b.trunc(last_table, I32)), splat(11))
         stream_offsets = b.mul(n_cells, e.index(32))
+
         with cgutils.for_range(b, n_cells) as cell:
             at = b.mul(cell.index, e.index(32))
             places = [b.add(at, e.index(N * (v % 2))) for v in range(n_vectors)]
-            places = [b.add(place, b.mul(stream_offsets, e.index(v // 2))) for v, place in enumerate(places)]
-            tables_of = [b.lshr(e.load(offsets_p, place), splat(11)) for place in places]
+            of_tables = [b.add(place, b.mul(stream_offsets, e.index(v // 2))) for v, place in enumerate(places)]
+            tables_of = [b.lshr(e.load(offsets_p, place), splat(11)) for place in of_tables]
             with cgutils.for_range(b, chunks) as chunk:
                 left = b.sub(cell_length, b.mul(chunk.index, e.index(16)))
                 present = {k: e.broadcast(b.icmp_signed(">", left, e.index(k))) for k in (14, 15)}
@@ -237,7 +286,7 @@ def _cells_intrinsic(n_streams: int, forced_nibbles: bool) -> Any:
                             e.prefetch(words_p, b.add(p, e.index(AHEAD_WORDS)))
                     for k in (position, position + 1):
                         for v in range(n_vectors):
-                            table = b.select(present[k], tables_of[v], null_table) if k >= 14 else tables_of[v]
+                            table = b.select(present[k], tables_of[v], table_of_rest) if k >= 14 else tables_of[v]
                             entry = e.decode(windows[v], tables_p, table)
                             windows[v] = e.skip(windows[v], entry)
                             b.store(b.sub(b.load(lanes[v][2]), entry), lanes[v][2])
@@ -245,42 +294,45 @@ def _cells_intrinsic(n_streams: int, forced_nibbles: bool) -> Any:
                             if k % 4 == 3:
                                 quads[v].append(e.pack_symbols(entries[v]))
                                 entries[v] = []
+                targets = []
                 for v in range(n_vectors):
                     target = b.add(b.load(base_v[v // 2]), b.mul(chunk.index, e.index(16)))
                     target = b.add(target, b.mul(cell.index, cell_stride))
-                    if v % 2:
-                        target = b.add(target, b.mul(lane_stride, e.index(N)))
-                    if forced_nibbles:
-                        place = b.add(b.add(at, e.index(N * (v % 2))), positions_at[v // 2])
-                        quads[v] = _put_forced_nibbles(e, quads[v], e.load(positions_p, place))
-                    for row in e.transpose_quads(quads[v]):
-                        e.store(row, out_p, target)
-                        target = b.add(target, lane_stride)
+                    targets.append(b.add(target, b.mul(lane_stride, e.index(N))) if v % 2 else target)
+                for which in (PLAIN_CELLS, FORCED_NIBBLES, SPLIT_1, SPLIT_4):
+                    with b.if_then(b.icmp_signed("==", kind, e.index(which))):
+                        for v in range(n_vectors):
+                            mine = quads[v]
+                            if which == FORCED_NIBBLES:
+                                mine = _put_forced_nibbles(e, mine, e.load(positions_p, b.add(places[v], positions_at[v // 2])))
+                            rows = e.transpose_quads(mine)
+                            if which in (PLAIN_CELLS, FORCED_NIBBLES):
+                                e.store_rows([rows], out_p, targets[v], lane_stride)
+                                continue
+                            low_bits = 1 if which == SPLIT_1 else 4
+                            first_low = b.add(low_at[v // 2], b.mul(places[v], e.index(low_bits)))
+                            low = _load_low(e, words_p, first_low, low_bits)
+                            e.store_rows(_split_rows(e, rows, low, low_bits), out_p, targets[v], lane_stride)
         e.store_state(lanes, buf_p, held_p)
         for s in range(n_streams):
             b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
         return context.get_dummy_value()
 
-    @intrinsic
-    def cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, buf, held):  # type: ignore[no-untyped-def]  # noqa: E501
-        signature = types.void(
-            words, pos, last, tables, offsets, n_cells, cell_length, null, out, bases, strides, positions, buf, held
-        )
-        return signature, codegen
-
-    return cells
+    return signature, codegen
 
 
-_cells_2, _cells_2_forced = (_cells_intrinsic(2, forced) for forced in (False, True))
+@njit(inline="always")
+def _table_of_rest(tables: np.ndarray, last_table: int) -> int:
+    """Offset of the table with which what is behind the last symbol of a cell is decoded: one of empty codewords, if any."""
+    return np.int64(tables.size - 16 - 2048) if last_table < 0 else np.int64(last_table)
 
 
 @njit(cache=True, nogil=True)
-def decode_cells_phase(words, limit, tables, offsets, cell_length, n_lanes, out, buf, held, pos):  # type: ignore[no-untyped-def]
+def decode_cells_phase(words, limit, tables, offsets, cell_length, last_table, n_lanes, out, buf, held, pos):  # type: ignore[no-untyped-def]
     """Vector twin of `lane_kernels._decode_cells_scalar`; same arguments."""
-    null = tables.size - 16 - 2048
     pos[0] = _cells(
         words, np.int64(pos[0]), np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[0]), np.int64(cell_length),
-        np.int64(null), np.int64(n_lanes), out, buf, held,
+        _table_of_rest(tables, last_table), np.int64(n_lanes), out, buf, held,
     )
 
 
@@ -294,7 +346,7 @@ def decode_side_phase(words, limit, tables, offsets, kind, base, other, n_lanes,
 
 
 @njit(cache=True, nogil=True)
-def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, strides, nibbles, positions, buf, held, pos):  # type: ignore[no-untyped-def]
+def decode_cells_pair(words, limit, tables, offsets, cell_length, last_table, out, bases, strides, kind, positions, buf, held, pos):  # type: ignore[no-untyped-def]  # noqa: E501
     """Decode one phase of a plane of two full row groups and store the symbols as rows of bytes.
 
     Parameters
@@ -303,21 +355,20 @@ def decode_cells_pair(words, limit, tables, offsets, cell_length, out, bases, st
     tables : uint16 of `canonical.decode_tables`
     offsets : int32 (2, cells, 32), table offset of each cell
     cell_length : symbols of a cell: 14, 15 or 16 modulo 16
+    last_table : offset of the table of one symbol more at the end of each cell, whose length is then 15; -1: there is none
     out : uint8, flat
-    bases : int64 (4,), for each stream where in `out` the first cell of lane 0 goes, then where its `positions` start
+    bases : int64 (6,), for each stream where in `out` the first cell of lane 0 goes; then for each where its `positions`
+        start; then for each where in `words` the low bits of its split codes do
     strides : int64 (2,), bytes from lane to lane and from cell to cell; a cell is written in whole 16-byte pieces
-    nibbles : whether to put back forced nibbles (cells of 15 symbols of two codes each)
+    kind : PLAIN_CELLS; FORCED_NIBBLES: put back forced nibbles (cells of 15 symbols of two codes each); SPLIT_1 or SPLIT_4:
+        join 16 symbols and the low bits of 32 codes of 5 or 8 bits (`container.split_codes`)
     positions : int32, flat, the positions of forced nibbles: 32 lanes of each cell
     buf : uint64 (2, 32), held : int32 (2, 32), pos : int64 (2,), decoder states; `pos` counts in `words`
     """
-    null = np.int64(tables.size - 16 - 2048)
-    last = np.int64(limit - 16)
-    n_cells = np.int64(offsets.shape[1])
-    length = np.int64(cell_length)
-    if nibbles:
-        _cells_2_forced(words, pos, last, tables, offsets, n_cells, length, null, out, bases, strides, positions, buf, held)
-    else:
-        _cells_2(words, pos, last, tables, offsets, n_cells, length, null, out, bases, strides, positions, buf, held)
+    _cells_2(
+        words, pos, np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[1]), np.int64(cell_length),
+        _table_of_rest(tables, last_table), out, bases, strides, np.int64(kind), positions, buf, held,
+    )
 
 
 @njit(cache=True, nogil=True)

@@ -7,7 +7,7 @@ from numba import njit
 
 # Indices into `meta`, the integer parameters of a tensor.
 BLOCKS, CELLS, CELL_SYMBOLS, FORCED_CELL_SYMBOLS, FORCED, MODE, ZERO_BASE = 0, 1, 2, 3, 4, 5, 6
-SCALE_SIDE, SUB_SIDE, MIN_SIDE, SUB_MIN_SIDE, LEVEL_STEPS = 7, 8, 9, 10, 11
+SCALE_SIDE, SUB_SIDE, MIN_SIDE, SUB_MIN_SIDE, LEVEL_STEPS, LOW_BITS = 7, 8, 9, 10, 11, 12
 
 
 @njit(cache=True, nogil=True)

@@ -222,6 +222,8 @@ def _unpack_plan(r: NumberReader, type_id: int, columns: int, table_sets: list[T
     cell_coder = r.number(SECOND_FORM + RANS if newest_form(type_id) else SHARED_TRELLIS)
     coder = tensor_coder(type_id, columns, cell_coder // SECOND_FORM)
     cell_coder -= SECOND_FORM * coder.form
+    if coder.layout.low_bits and cell_coder != HUFFMAN:
+        raise FormatError("a plan has split codes that are no Huffman codes", found=cell_coder)
     is_trellis = cell_coder == SHARED_TRELLIS
     if is_trellis:
         cell_coder = SHARED

@@ -27,8 +27,9 @@ from lazyweights.container.header_filter import ItemArray, find_arrays
 from lazyweights.container.jobs import BufferPool, Progress, ProgressCallback, ordered_map, thread_count
 from lazyweights.container.shared_planning import reduce_shared_counts
 from lazyweights.container.shared_rows import SharedRows, find_shared_rows, first_rows_share, may_share, sample_groups
+from lazyweights.container.stream_layout import newest_form
 from lazyweights.container.string_kernels import follow_strings
-from lazyweights.container.tensor_coder import Counts, SharedCounts, TensorPlan, is_codable
+from lazyweights.container.tensor_coder import Counts, SharedCounts, TensorCoder, TensorPlan, is_codable, tensor_coder
 from lazyweights.container.unit_codec import Tables, UnitRun, encode_rows, encode_verbatim, rows_per_run, unit_run
 from lazyweights.errors import FormatError, LazyWeightsError
 
@@ -273,8 +274,8 @@ def analyse(
         if run.rows == 0:
             source.read_into(run.offset, memoryview(buffer))
             return run, buffer, None
-        coder = span.coder
         bases, shared = seen[run.span]
+        coder = _coder(span, lockstep or shared is not None)
         if shared is not None:
             shared_counts = coder.new_shared_counts(shared)
         else:
@@ -305,7 +306,7 @@ def analyse(
                 current.add(counts)  # type: ignore[arg-type]  # of the same tensor, so of the same kind
             if k + 1 == len(todo) or todo[k + 1].span != run.span:
                 span = spans[run.span]
-                coder = span.coder
+                coder = _coder(span, lockstep or isinstance(current, SharedCounts))
                 n_rows = span.n_rows * span.outer
                 n_units = span.groups_per_outer * span.outer
                 if isinstance(current, SharedCounts):
@@ -320,6 +321,11 @@ def analyse(
     return Analysis(planner.table_sets, planner.plans, planner.statistics, digest.digest())
 
 
+def _coder(span: CodedSpan, whole_codes: bool) -> TensorCoder:
+    """Return the coder of a tensor that has no plan yet. Codes stay whole where rows share scales, and in preset `unit`."""
+    return tensor_coder(span.type_id, span.shape[0], newest_form(span.type_id, whole_codes))
+
+
 def _read_rows(source: Source, span: CodedSpan, offset: int, rows: int) -> np.ndarray:
     """Return packed rows of a tensor from `offset` on, uint8 (rows, row_bytes)."""
     return np.frombuffer(source.read(offset, rows * span.row_bytes), np.uint8).reshape(rows, -1)
@@ -331,7 +337,7 @@ def _look(
     """Return what is known of tensor i before it is counted: its number, the bases of its contexts, and what its rows share."""
     span = spans[i]
     n_rows = span.n_rows * span.outer
-    coder = span.coder
+    coder = _coder(span, True)
     offset, rows = first_rows[i]
     arrays = coder.split(_read_rows(source, span, offset, rows))
     bases = coder.context_bases(arrays)

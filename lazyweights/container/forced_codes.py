@@ -4,6 +4,9 @@ The largest value of a Q8_0 block is always coded as 127 or -127; a Q4_1 or Q5_1
 largest code, a Q5_0 block its smallest. An entropy coder pays for each such code as if it could be missing. Here it is
 swapped to the end of the block (a swap is undone exactly) and left out of the stream; its position, and for 127 its sign,
 become raw bits. This holds for a whole row group or not at all: a group with a block that lacks the code is coded as it is.
+
+Where codes are split (`split_codes`) the place of the code that is taken out is not left out but used: it has low bits of its
+own, which take the low bits of the position.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from lazyweights.codecs.lane_kernels import put_forced_nibbles
 
 
 @njit(cache=True, nogil=True)
-def forced_bits(forced: int) -> int:
+def forced_bits(forced: int, low_bits: int) -> int:
+    """Bits of the positions of a block; of a block with split codes, those that do not stand in its last code."""
     if forced == 1:
-        return 5
+        return 5 - low_bits
     if forced == 2:
         return 10
     if forced == 3:
-        return 6
+        return 6 - low_bits
     return 0
 
 
@@ -135,12 +139,14 @@ def take_forced(symbols: np.ndarray, meta: np.ndarray, positions: np.ndarray) ->
     """Move the forced codes of each block to its end, in place; return False (nothing changed) where one is missing.
 
     `symbols` uint8 (rows, blocks * cell symbols); `positions` uint32 (rows * blocks,), what goes into the file, in lane
-    order. A cell has 32 symbols, or 16 of two codes each.
+    order. A cell has 32 symbols, or 16 of two codes each. Where codes are split the last code of a block becomes the low bits
+    of its position, and `positions` are what is above these.
     """
     forced = meta[4]
     n_rows = symbols.shape[0]
     n_blocks = meta[0]
     width = meta[2]
+    low_bits = uint32(meta[12])
     flat = symbols.reshape(symbols.size)
     if not _find_forced(flat, forced, n_rows, n_blocks, width, positions):
         return False
@@ -161,7 +167,8 @@ def take_forced(symbols: np.ndarray, meta: np.ndarray, positions: np.ndarray) ->
                 else:
                     first = position >> uint32(1) if forced == 3 else position
                     flat[at + np.uint64(first)] = flat[last]
-                    flat[last] = 0
+                    flat[last] = position & ((uint32(1) << low_bits) - uint32(1))
+                    positions[k] = position >> low_bits
             else:
                 last = at + np.uint64(15)
                 _put_nibble(flat, at, position >> uint32(5), uint32(flat[last]) & uint32(15))
@@ -175,30 +182,32 @@ def take_forced(symbols: np.ndarray, meta: np.ndarray, positions: np.ndarray) ->
 @njit(cache=True, nogil=True)
 def put_forced(
     out: np.ndarray, first: int, row_bytes: int, n_rows: int, forced: int, n_blocks: int, width: int, stride: int,
-    positions: np.ndarray,
+    low_bits: int, positions: np.ndarray,
 ) -> None:
     """Undo `take_forced`: symbol i of block b of row r is byte ``first + r * row_bytes + b * stride + i`` of `out`."""
     even_lanes = (n_rows + 1) // 2
-    put_forced_phase(out, first, 2 * row_bytes, even_lanes, forced, n_blocks, width, stride, positions, 0)
+    put_forced_phase(out, first, 2 * row_bytes, even_lanes, forced, n_blocks, width, stride, low_bits, positions, 0)
     put_forced_phase(
-        out, first + row_bytes, 2 * row_bytes, n_rows // 2, forced, n_blocks, width, stride, positions, n_blocks * even_lanes
+        out, first + row_bytes, 2 * row_bytes, n_rows // 2, forced, n_blocks, width, stride, low_bits, positions,
+        n_blocks * even_lanes,
     )
 
 
 @njit(cache=True, nogil=True)
 def put_forced_phase(
     out: np.ndarray, first: int, lane_stride: int, n_lanes: int, forced: int, n_blocks: int, width: int, stride: int,
-    positions: np.ndarray, first_position: int,
+    low_bits: int, positions: np.ndarray, first_position: int,
 ) -> None:
     """`put_forced` for the rows of one phase, `lane_stride` bytes apart, whose positions start at `first_position`."""
     last = np.uint64(31)
-    lanes, step = np.uint64(n_lanes), np.uint64(stride)
+    lanes, step, shift = np.uint64(n_lanes), np.uint64(stride), np.uint64(low_bits)
+    low_mask = (np.uint64(1) << shift) - np.uint64(1)
     for lane in range(lanes):
         at = np.uint64(first) + lane * np.uint64(lane_stride)
         k = np.uint64(first_position) + lane
         if forced == 3:
             for _ in range(n_blocks):
-                position = np.uint64(positions[k])
+                position = (np.uint64(positions[k]) << shift) | (np.uint64(out[at + last]) & low_mask)
                 place = at + ((position >> np.uint64(1)) & last)
                 out[at + last] = out[place]
                 out[place] = np.uint64(127) + np.uint64(2) * (position & np.uint64(1))
@@ -206,7 +215,8 @@ def put_forced_phase(
                 k += lanes
         elif forced == 1:
             for _ in range(n_blocks):
-                place = at + (np.uint64(positions[k]) & last)
+                position = (np.uint64(positions[k]) << shift) | (np.uint64(out[at + last]) & low_mask)
+                place = at + (position & last)
                 out[at + last] = out[place]
                 out[place] = 0
                 at += step

@@ -18,8 +18,10 @@ from lazyweights.codecs.lane_kernels import (
     left_over_bits,
 )
 from lazyweights.codecs.rans import decode_rans_phase
+from lazyweights.codecs.split_codes import LAST_CONTEXT, join_split
 from lazyweights.codecs.vector_emit import AVAILABLE as VECTOR
 from lazyweights.codecs.vector_fields import cell_offsets_of_phase, join_words
+from lazyweights.codecs.vector_kernels import FORCED_NIBBLES, PLAIN_CELLS, SPLIT_1, SPLIT_4
 from lazyweights.container.bit_kernels import unpack_bits, unpack_many
 from lazyweights.container.cell_contexts import cell_contexts
 from lazyweights.container.forced_codes import forced_bits, put_forced, put_forced_phase, put_window
@@ -202,9 +204,10 @@ def _finish_groups(
     joins_words = words_out.size > 0
     columns, raw_row_bytes = words_out.shape[1] // 2, raw_row_bits // 8
     packed = words.view(np.uint8)
-    positions_behind = forced_bits(forced) > 0 and n_raw < 2048
+    n_position_bits = forced_bits(forced, meta[12])
+    positions_behind = n_position_bits > 0 and n_raw < 2048
     if positions_behind:
-        n_raw += n_rows * n_blocks * forced_bits(forced)
+        n_raw += n_rows * n_blocks * n_position_bits
     for which in range(n_members):
         first = 64 * (g + which)
         n_words = ends[which] - starts[g + which]
@@ -281,11 +284,11 @@ def _finish_groups(
             for row in range(n_rows):
                 at = unpack_many(raw, at, bits, raw_values[first + row, raws[r, 2] : raws[r, 2] + columns])
         if positions_behind:
-            at = unpack_many(raw, at, forced_bits(forced), positions[which, : n_rows * n_blocks])
+            at = unpack_many(raw, at, n_position_bits, positions[which, : n_rows * n_blocks])
         if forced and forced != 4 and not forced_done:
             flat = symbols.reshape(symbols.size)
             at = first * symbols.shape[1] + offset
-            put_forced(flat, at, symbols.shape[1], n_rows, forced, n_blocks, meta[2], stride, positions[which])
+            put_forced(flat, at, symbols.shape[1], n_rows, forced, n_blocks, meta[2], stride, meta[12], positions[which])
         if forced == 4:
             put_window(symbols[first : first + n_rows], raw_values[first : first + n_rows], meta[6])
         status[g + which] = 0
@@ -338,6 +341,7 @@ def decode_groups(
     """
     n_blocks = meta[0]
     n_cells = meta[1]
+    low_bits = meta[12]
     stride, offset, _ = symbol_layout
     side_at = side_offsets_of(meta, sides)
     side = np.zeros(max(4 * side_at[-1], 1), np.uint8)
@@ -350,7 +354,7 @@ def decode_groups(
     all_buf = np.zeros((4, 32), np.uint64)
     all_held = np.zeros((4, 32), np.int32)
     all_pos = np.zeros(4, np.int64)
-    bases = np.zeros(4, np.int64)
+    bases = np.zeros(6, np.int64)
     strides = np.zeros(2, np.int64)
     row_bytes = symbols.shape[1]
     flat_symbols = symbols.reshape(symbols.size)
@@ -384,24 +388,34 @@ def decode_groups(
         forced = meta[4] if kinds[g] == 0 else 0
         base = 0 if kinds[g] == 0 else 256
         cell_symbols = meta[3] if kinds[g] == 0 else meta[2]
+        last_table = np.int64(-1)
+        if low_bits:
+            cell_symbols = np.int64(16)
+            if forced:
+                cell_symbols = np.int64(15)
+                last_table = np.int64(cell_offsets[LAST_CONTEXT])
         buf[:] = 0
         held[:] = 0
-        n_bits = forced_bits(forced)
+        n_bits = forced_bits(forced, low_bits)
         front = 0
         if rows * _raw_bits_per_row(meta, halves, raws, forced) >= 2048:
             front = (rows * n_blocks * n_bits + 31) // 32
-        if front > sizes[g:behind].min():
+        low_words = rows * n_cells * low_bits
+        if front + low_words > sizes[g:behind].min():
             for k in range(g, behind):
-                status[k] = 2 if front > sizes[k] else 3
+                status[k] = 2 if front + low_words > sizes[k] else 3
             g = behind
             continue
         if front:
             for k in range(n_members):
                 unpack_many(packed_words, 32 * starts[g + k], n_bits, positions[k, : rows * n_blocks])
         for k in range(n_streams):
-            pos[k] = starts[g + min(k, n_members - 1)] + front
+            pos[k] = starts[g + min(k, n_members - 1)] + front + low_words
         forced_at_once = joined and front > 0 and 1 <= forced <= 3
         nibbles = forced_at_once and forced == 2 and meta[2] == 16
+        kind = FORCED_NIBBLES if nibbles else PLAIN_CELLS
+        if low_bits:
+            kind = SPLIT_1 if low_bits == 1 else SPLIT_4
         for s in range(sides.shape[0]):
             columns = columns_of(sides[s, 0], n_blocks)
             plane = side[n_streams * side_at[s] : n_streams * side_at[s + 1]].reshape((2, n_streams, columns, 32))
@@ -437,15 +451,16 @@ def decode_groups(
                         member = min(two + k, n_members - 1)
                         bases[k] = (first + 64 * member + phase) * row_bytes + offset
                         bases[2 + k] = member * positions.shape[1] + phase * n_cells * 32
+                        bases[4 + k] = starts[g + member] + front + phase * n_cells * 32 * low_bits
                     decode_cells_pair(
-                        words, limit, flat_tables, offsets[phase, two : two + 2], cell_symbols, flat_symbols, bases, strides,
-                        nibbles, flat_positions, buf[two : two + 2], held[two : two + 2], pos[two : two + 2],
+                        words, limit, flat_tables, offsets[phase, two : two + 2], cell_symbols, last_table, flat_symbols, bases,
+                        strides, kind, flat_positions, buf[two : two + 2], held[two : two + 2], pos[two : two + 2],
                     )
                     if forced_at_once and not nibbles:  # while the rows are in the first caches
                         for k in range(min(2, n_members - two)):
                             put_forced_phase(
-                                flat_symbols, bases[k], 2 * row_bytes, 32, forced, n_blocks, meta[2], stride, flat_positions,
-                                bases[2 + k],
+                                flat_symbols, bases[k], 2 * row_bytes, 32, forced, n_blocks, meta[2], stride, low_bits,
+                                flat_positions, bases[2 + k],
                             )
             else:
                 quads = (cell_symbols + 3) // 4
@@ -456,9 +471,17 @@ def decode_groups(
                     )
                 else:
                     decode_cells_phase(
-                        words, limit, flat_tables, offsets[phase, 0], cell_symbols, n_lanes, view, buf[0], held[0], pos[:1]
+                        words, limit, flat_tables, offsets[phase, 0], cell_symbols, last_table, n_lanes, view, buf[0], held[0],
+                        pos[:1],
                     )
-                scatter_symbols(view, phase, n_lanes, symbols[first : first + rows], stride, offset, cell_symbols)
+                n_scattered = 16 if low_bits else cell_symbols
+                scatter_symbols(view, phase, n_lanes, symbols[first : first + rows], stride, offset, n_scattered)
+                if low_bits:
+                    low_at = 4 * (starts[g] + front + phase * ((rows + 1) // 2) * n_cells * low_bits)
+                    join_split(
+                        flat_symbols, (first + phase) * row_bytes + offset, 2 * row_bytes, n_lanes, n_cells, stride, low_bits,
+                        packed_words, low_at,
+                    )
         if by_rans:
             pos[0] = (pos[0] + 1) // 2
         _finish_groups(

@@ -23,6 +23,7 @@ from numba import njit, uint32
 
 from lazyweights.codecs.lane_encode import encode_cells, encode_side, finish_lanes, left_over, side_contexts, start_lanes
 from lazyweights.codecs.rans import encode_rans
+from lazyweights.codecs.split_codes import LAST_CONTEXT, pack_low, split_high
 from lazyweights.container.bit_kernels import pack_bits
 from lazyweights.container.cell_contexts import cell_contexts
 from lazyweights.container.forced_codes import forced_bits, take_forced, take_window
@@ -103,6 +104,18 @@ def side_offsets_of(meta: np.ndarray, sides: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
+def _count_codes(codes: np.ndarray, counts: np.ndarray) -> None:
+    """Add codes, uint8, flat, a multiple of four, to their counts, int64 (256,)."""
+    four = np.zeros((4, 256), np.uint32)  # neighbours often are equal: one addition would wait for the other
+    for i in range(np.uint64(0), np.uint64(codes.size), np.uint64(4)):
+        for k in range(np.uint64(4)):
+            four[k, np.uint64(codes[i + k])] += uint32(1)
+    for value in range(256):
+        for k in range(4):
+            counts[value] += four[k, value]
+
+
+@njit(cache=True, nogil=True)
 def count_groups(
     n_rows: int,
     half_values: np.ndarray,
@@ -117,14 +130,18 @@ def count_groups(
     side_counts: np.ndarray,
     cell_counts: np.ndarray,
     forced_counts: np.ndarray,
+    code_counts: np.ndarray,
 ) -> None:
     """Add the symbols of a run of row groups to the counts of their contexts.
 
     `side_counts` uint32 (n_sides, 32, 256); `cell_counts` uint32 (512, 256); `forced_counts` int64 (2,): blocks with
-    forced codes, and how many of these are negative. `symbols` and `raw_values` are changed: forced codes are taken out.
+    forced codes, and how many of these are negative; `code_counts` int64 (256,): of whole codes, where they are split.
+    `symbols` and `raw_values` are changed: forced codes are taken out.
     """
     n_blocks = meta[0]
     n_cells = meta[1]
+    split = meta[12]
+    high = np.empty((64 if split else 0, 16 * n_cells), np.uint8)
     side_at = side_offsets_of(meta, sides)
     side_symbols = np.zeros(side_at[-1], np.uint8)
     low_bits = np.zeros((max(halves.shape[0], 1), 64 * n_blocks), np.uint16)
@@ -152,30 +169,44 @@ def count_groups(
                     for lane in range(lanes):
                         context = np.uint64(side_context[phase, column, lane]) if sides[s, 1] else np.uint64(0)
                         side_counts[s, context, np.uint64(plane[phase, column, lane])] += uint32(1)
+        group = symbols[first : first + rows]
+        if split:
+            _count_codes(group.reshape(group.size), code_counts)
         cell_symbols = meta[2]
         base = 0
+        ends = False
         if meta[4]:
-            if _take(symbols[first : first + rows], raw_values[first : first + rows], meta, positions):
+            if _take(group, raw_values[first : first + rows], meta, positions):
                 cell_symbols = meta[3]
+                ends = split > 0
                 forced_counts[0] += rows * n_blocks
-                if meta[4] == 3:
+                if meta[4] == 3 and not ends:
                     for i in range(rows * n_blocks):
                         forced_counts[1] += positions[i] & 1
             else:
                 base = 256
         cell_contexts(side_symbols, side_at, meta, levels, base, 1, 0, contexts)
+        stride = meta[2]
+        if split:
+            split_high(group, split, high[:rows])
+            group = high[:rows]
+            stride = 16
+            cell_symbols = 15 if ends else 16
         # Two rows at a time: one addition need not wait for the other.
         width = np.uint64(cell_symbols)
         for row in range(0, rows, 2):
-            even, odd = first + row, first + min(row + 1, rows - 1)
+            even, odd = row, min(row + 1, rows - 1)
             one = uint32(row + 1 < rows)
             for cell in range(n_cells):
                 even_context = np.uint64(contexts[0, cell, row >> 1])
                 odd_context = np.uint64(contexts[1, cell, row >> 1])
-                at = np.uint64(cell * meta[2])
+                at = np.uint64(cell * stride)
                 for i in range(width):
-                    cell_counts[even_context, np.uint64(symbols[even, at + i])] += uint32(1)
-                    cell_counts[odd_context, np.uint64(symbols[odd, at + i])] += one
+                    cell_counts[even_context, np.uint64(group[even, at + i])] += uint32(1)
+                    cell_counts[odd_context, np.uint64(group[odd, at + i])] += one
+                if ends:
+                    cell_counts[LAST_CONTEXT, np.uint64(group[even, at + width])] += uint32(1)
+                    cell_counts[LAST_CONTEXT, np.uint64(group[odd, at + width])] += one
 
 
 @njit(cache=True, nogil=True)
@@ -253,7 +284,7 @@ def encode_groups(
     raw_bits_per_row = 0
     for f in range(halves.shape[0]):
         raw_bits_per_row += n_blocks * halves[f, 2]
-    raw_bits_per_row += n_blocks * forced_bits(meta[4])
+    raw_bits_per_row += n_blocks * forced_bits(meta[4], meta[12])
     for r in range(raws.shape[0]):
         raw_bits_per_row += n_blocks * raws[r, 0] * raws[r, 1]
     raw = np.zeros(64 * raw_bits_per_row // 8 + 16, np.uint8)
@@ -268,6 +299,9 @@ def encode_groups(
     states = np.zeros(32, np.uint32)
     rans_words = np.zeros(64 * n_cells * meta[2] + 64 if by_rans else 1, np.uint16)
     packed_positions = np.zeros(64 * n_blocks * 10 // 8 + 16, np.uint8)
+    split = meta[12]
+    high = np.empty((64 if split else 0, 16 * n_cells), np.uint8)
+    out_bytes = out.view(np.uint8)
     out_at = 0
     for first in range(0, n_rows, 64):
         g = first // 64
@@ -299,17 +333,31 @@ def encode_groups(
         # Positions of forced codes stand in front, so that a decoder has them before the codes; or among the raw bits,
         # where there are too few others to fill the left-over bits.
         front = 0
+        n_bits = forced_bits(forced, split)
         if n_raw >= 2048:
-            front = (rows * n_blocks * forced_bits(forced) + 31) // 32
+            front = (rows * n_blocks * n_bits + 31) // 32
         else:
-            n_raw = pack_bits(positions[: rows * n_blocks], forced_bits(forced), raw, n_raw)
-        if out_at + front + 8 > out.size:
+            n_raw = pack_bits(positions[: rows * n_blocks], n_bits, raw, n_raw)
+        low_words = rows * n_cells * split
+        if out_at + front + low_words + 8 > out.size:
             sizes[g] = -1
             continue
         if front:
             packed_positions[: 4 * front + 8] = 0
-            pack_bits(positions[: rows * n_blocks], forced_bits(forced), packed_positions, np.int64(0))
+            pack_bits(positions[: rows * n_blocks], n_bits, packed_positions, np.int64(0))
             _put_words(packed_positions, front, out[out_at:])
+        cell_stride = meta[2]
+        last = -1
+        if split:
+            pack_low(group, split, out_bytes, 4 * (out_at + front))
+            front += low_words
+            split_high(group, split, high[:rows])
+            group = high[:rows]
+            cell_stride = 16
+            cell_symbols = 16
+            if forced:
+                cell_symbols = 15
+                last = np.int64(cell_offsets[LAST_CONTEXT])
         # The stream.
         words = out[out_at + front :]
         start_lanes(rows if sides.shape[0] > 0 or not by_rans else 0, state, pos)
@@ -323,13 +371,13 @@ def encode_groups(
             side_contexts(plane.reshape((2, columns, 32)), sides[s, 1], sides[s, 2], other, found)
             status = max(status, encode_side(plane, found, side_offsets[s], entries, rows, words, state, pos))
         cell_contexts(side_symbols, side_at, meta, levels, base, 1, 0, contexts)
-        width = n_cells * meta[2]
-        strides = (width, meta[2], 1, 2 * width)
+        width = n_cells * cell_stride
+        strides = (width, cell_stride, 1, 2 * width)
         n_lanes = (rows + 1) // 2
         n_states = n_lanes if by_rans else 0
         if not by_rans:
             found_cells = encode_cells(
-                group.ravel(), strides, contexts, cell_offsets, entries, cell_symbols, rows, words, state, pos
+                group.ravel(), strides, contexts, cell_offsets, entries, cell_symbols, last, rows, words, state, pos
             )
             status = max(status, found_cells)
         if status != 0:

@@ -16,6 +16,7 @@ from lazyweights.container.gguf_scan import Scan, read_metadata
 from lazyweights.container.gguf_values import CODED_MAGIC
 from lazyweights.container.jobs import ProgressCallback, thread_count
 from lazyweights.container.reader import CodedFile
+from lazyweights.container.stream_layout import newest_form
 from lazyweights.container.tensor_coder import TensorPlan, is_codable, tensor_coder
 from lazyweights.container.unit_codec import encode_verbatim
 from lazyweights.errors import LazyWeightsError
@@ -255,7 +256,7 @@ def _sampled(source: Source, scan: Scan) -> dict[int, planning.SpanStatistics]:
         tensor = scan.tensors[scanned.tensor] if scanned.tensor is not None else None
         if tensor is None or not is_codable(tensor.type_id, tensor.shape):
             continue
-        coder = tensor_coder(tensor.type_id, tensor.shape[0])
+        coder = tensor_coder(tensor.type_id, tensor.shape[0], newest_form(tensor.type_id, whole_codes=True))
         n_rows = scanned.n_bytes // coder.row_bytes
         rows = min(SAMPLE_ROWS, n_rows)
         packed = np.frombuffer(source.read(scanned.offset, rows * coder.row_bytes), np.uint8).reshape(rows, -1)

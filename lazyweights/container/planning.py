@@ -97,6 +97,7 @@ class Counted:
     code_counts: np.ndarray
     forced_bits: int
     n_units: int
+    low_bits: int
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def reduce_counts(
         raw_bits = n_blocks * (
             16 * len(halves) + sum(n * bits for _, n, bits in coder.raw_planes)
         ) + 8 * n_rows * sum(coder.byte_columns(b.per_block) for b in coder.layout.bytes_)
-    forced_bits = 0 if lockstep else int(counts.forced[0]) * FORCED_BITS[coder.layout.forced]
+    forced_bits = 0 if lockstep else int(counts.forced[0]) * (FORCED_BITS[coder.layout.forced] - coder.layout.low_bits)
     if coder.layout.forced == WINDOWED and not lockstep:  # fewer raw bits, rather than more
         forced_bits = -int(counts.forced[0]) * coder.cell_codes * (coder.wide_bits - WINDOW_LOW_BITS)
     raw_bits += forced_bits
@@ -170,13 +171,15 @@ def reduce_counts(
         index, coder, tuple(modes), tuple(counts.bases[i] for i in keep), np.flatnonzero(np.concatenate(used)),
         np.concatenate(kept), len(keep), raw_bits, n_rows * coder.row_bytes,
         min(counts.zstd_bytes or n_rows * coder.row_bytes, n_rows * coder.row_bytes), n_rows * coder.columns, code_counts,
-        forced_bits, n_units,
+        forced_bits, n_units, n_rows * coder.columns * coder.layout.low_bits,
     )
 
 
 def _code_counts(coder: TensorCoder, counts: Counts, used: np.ndarray) -> np.ndarray:
     """Counts of the codes themselves (or of the coded part of wide codes), int64 (bytes, 256): one row but for I16."""
     layout = coder.layout
+    if layout.low_bits:
+        return counts.codes[None]
     if coder.bytes_per_code > 1:
         return counts.cells.reshape(-1, coder.bytes_per_code, 256).sum(axis=0, dtype=np.int64)
     plain = total_counts(counts.cells, used)
@@ -411,7 +414,8 @@ def _statistics(
     wide_bits = wide * (c.source_bytes // c.coder.row_bytes) * c.coder.n_blocks
     entropy = (sum(entropy_bits_q16(row) for row in c.code_counts) >> 16) + wide_bits
     return SpanStatistics(
-        1000 * entropy // c.n_weights, int(bits[cells].sum()) + c.forced_bits + wide_bits, int(bits.sum()) + c.raw_bits
+        1000 * entropy // c.n_weights, int(bits[cells].sum()) + c.forced_bits + wide_bits + c.low_bits,
+        int(bits.sum()) + c.raw_bits + c.low_bits,
     )
 
 

@@ -104,6 +104,9 @@ class StreamLayout:
         1/8 octaves that one step of a byte scale is worth (MXFP4: 8, NVFP4: 1), 0 where the scale is a half.
     ranked : bool
         Whether indices are replaced by their ranks (`blocks.codebook_ranks`).
+    low_bits : int
+        Bits of each code that are split off and stored raw, 0, 1 or 4: the four bits above them, of two codes half a cell
+        apart, are a symbol (`split_codes`).
     """
 
     type_name: str
@@ -122,6 +125,7 @@ class StreamLayout:
     raw: tuple[tuple[str, int, int], ...] = ()
     level_steps: int = 0
     ranked: bool = False
+    low_bits: int = 0
 
     @property
     def type_id(self) -> int:
@@ -135,7 +139,7 @@ class StreamLayout:
     @property
     def may_share_rows(self) -> bool:
         """Whether cells have scales that are halves: rows may share these, and blocks hold codes and side values only."""
-        return self.mode in (BY_LEVEL, BY_ZERO_AND_LEVEL) and self.level_steps == 0
+        return self.mode in (BY_LEVEL, BY_ZERO_AND_LEVEL) and self.level_steps == 0 and self.low_bits == 0
 
     @property
     def may_have_trellis(self) -> bool:
@@ -251,6 +255,10 @@ SECOND_LAYOUTS: dict[int, StreamLayout] = {
             replace(STREAM_LAYOUTS[TYPE_BY_NAME[name].type_id], ranked=True)
             for name in ("IQ1_S", "IQ1_M", "IQ2_XS", "IQ2_S", "IQ3_S")
         ),
+        *(
+            replace(STREAM_LAYOUTS[TYPE_BY_NAME[name].type_id], low_bits=low_bits)
+            for name, low_bits in (("Q8_0", 4), ("Q5_0", 1), ("Q5_K", 1))
+        ),
     )
 }
 """Second forms of some types: what writers use. The first forms are those of files from before there were second ones."""
@@ -261,9 +269,10 @@ def stream_layout(type_id: int, form: int) -> StreamLayout:
     return SECOND_LAYOUTS[type_id] if form else STREAM_LAYOUTS[type_id]
 
 
-def newest_form(type_id: int) -> int:
-    """Return the form in which a type is written."""
-    return int(type_id in SECOND_LAYOUTS)
+def newest_form(type_id: int, whole_codes: bool = False) -> int:
+    """Return the form in which a type is written; `whole_codes`: where its codes must not be split."""
+    layout = SECOND_LAYOUTS.get(type_id)
+    return int(layout is not None and not (whole_codes and layout.low_bits))
 
 
 def level_table(sub_zero: int) -> np.ndarray:

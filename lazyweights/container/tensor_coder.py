@@ -166,6 +166,8 @@ class Counts:
         Blocks with forced codes, and how many of these are negative.
     bases : tuple of int
         As in `TensorPlan`.
+    codes : ndarray of int64, shape (256,)
+        Of whole codes, where codes are split; else zeros.
     zstd_bytes : int
         What the rows would take as verbatim bytes, of types that zstd may compress better; 0 of others.
     """
@@ -174,6 +176,7 @@ class Counts:
     cells: np.ndarray
     forced: np.ndarray
     bases: tuple[int, ...]
+    codes: np.ndarray
     zstd_bytes: int = 0
 
     def add(self, other: Counts) -> None:
@@ -181,6 +184,7 @@ class Counts:
         self.sides += other.sides
         self.cells += other.cells
         self.forced += other.forced
+        self.codes += other.codes
         self.zstd_bytes += other.zstd_bytes
 
 
@@ -323,6 +327,7 @@ class TensorCoder:
                 side_of.get("min", side_of.get("min_scale", -1)),
                 side_of.get(layout.sub_min, -1),
                 layout.level_steps,
+                layout.low_bits,
             ],
             np.int64,
         )
@@ -478,6 +483,7 @@ class TensorCoder:
             np.zeros((2 * N_CELL_CONTEXTS, 256), np.uint32),
             np.zeros(2, np.int64),
             bases,
+            np.zeros(256, np.int64),
         )
 
     def count(self, packed: np.ndarray, counts: Counts, plain: bool = False) -> None:
@@ -498,7 +504,7 @@ class TensorCoder:
             meta[FORCED], meta[FORCED_CELL_SYMBOLS] = FORCED_NONE, meta[CELL_SYMBOLS]
         group_encode.count_groups(
             len(packed), arrays.half_values, arrays.byte_values, arrays.symbols, arrays.raw_values, meta, p.sides, p.halves,
-            p.byte_fields, p.levels, counts.sides, counts.cells, counts.forced,
+            p.byte_fields, p.levels, counts.sides, counts.cells, counts.forced, counts.codes,
         )
 
     def shared_modes(self) -> tuple[HalfMode, ...]:
