@@ -282,7 +282,7 @@ def _cells_2(typingctx, words, pos, last, tables, offsets, n_cells, cell_length,
                         b.store(p, pos_v[v // 2])
                         e.set(lanes[v], state)
                         windows.append(e.window(state))
-                        if position % 4 == 0 and v % 2 == 0:
+                        if v % 2 == 0:
                             e.prefetch(words_p, b.add(p, e.index(AHEAD_WORDS)))
                     for k in (position, position + 1):
                         for v in range(n_vectors):

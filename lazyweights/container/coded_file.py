@@ -16,10 +16,11 @@ add up to their offsets, so each is found without reading the others.
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -88,7 +89,16 @@ RAW, ZSTD, CODED, CODED_UNFORCED, LOCKSTEP, FILTERED = 0, 1, 2, 3, 4, 5
 FLAG_UNIT_PRESET = 1
 
 
-@dataclass(frozen=True)
+@functools.lru_cache(maxsize=1024)
+def _rows_of(type_id: int, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Return rows of one outer index, outer indices, packed bytes of a row, row groups of one outer index."""
+    known = GGML_TYPES.get(type_id)
+    rows = shape[1] if len(shape) > 1 else 1
+    row_bytes = shape[0] // known.block_size * known.block_bytes if known and shape else 0
+    return rows, math.prod(shape[2:]), row_bytes, -(-rows // TILE_ROWS)
+
+
+@dataclass(frozen=True, init=False)
 class CodedSpan:
     """A run of source bytes: a coded tensor, or verbatim bytes.
 
@@ -113,17 +123,29 @@ class CodedSpan:
     """
 
     n_bytes: int
-    name: str = ""
-    type_id: int = -1
-    shape: tuple[int, ...] = ()
-    plan: TensorPlan | None = None
-    entropy_millibits: int = 0
-    code_bits: int = 0
+    name: str
+    type_id: int
+    shape: tuple[int, ...]
+    plan: TensorPlan | None
+    entropy_millibits: int
+    code_bits: int
     n_rows: int = field(init=False, repr=False, compare=False)
     outer: int = field(init=False, repr=False, compare=False)
     row_bytes: int = field(init=False, repr=False, compare=False)
     groups_per_outer: int = field(init=False, repr=False, compare=False)
     n_units: int = field(init=False, repr=False, compare=False)
+
+    def __init__(
+        self, n_bytes: int, name: str = "", type_id: int = -1, shape: tuple[int, ...] = (), plan: TensorPlan | None = None,
+        entropy_millibits: int = 0, code_bits: int = 0,
+    ) -> None:
+        rows, outer, row_bytes, groups = _rows_of(type_id, shape)
+        # At once: the class is frozen, and a file has hundreds of spans.
+        self.__dict__.update(
+            n_bytes=n_bytes, name=name, type_id=type_id, shape=shape, plan=plan, entropy_millibits=entropy_millibits,
+            code_bits=code_bits, n_rows=rows, outer=outer, row_bytes=row_bytes, groups_per_outer=groups,
+            n_units=groups * outer if plan is not None else -(-n_bytes // CHUNK_BYTES),
+        )
 
     @property
     def is_coded(self) -> bool:
@@ -143,22 +165,6 @@ class CodedSpan:
         """The coder of a tensor: of the form that its plan names, or else of the one in which it would be written."""
         return tensor_coder(self.type_id, self.shape[0], None if self.plan is None else self.plan.form)
 
-    def __post_init__(self) -> None:
-        known = GGML_TYPES.get(self.type_id)
-        rows = self.shape[1] if len(self.shape) > 1 else 1
-        outer = 1
-        for n in self.shape[2:]:
-            outer *= n
-        groups = -(-rows // TILE_ROWS)
-        found = {
-            "n_rows": rows,
-            "outer": outer,
-            "row_bytes": self.shape[0] // known.block_size * known.block_bytes if known and self.shape else 0,
-            "groups_per_outer": groups,
-            "n_units": groups * outer if self.plan is not None else -(-self.n_bytes // CHUNK_BYTES),
-        }
-        self.__dict__.update(found)  # the class is frozen, and properties that are looked up for every tensor add up
-
     def unit_rows(self, unit: int) -> int:
         """Rows of row group `unit` (counted over all outer indices)."""
         return min(TILE_ROWS, self.n_rows - TILE_ROWS * (unit % self.groups_per_outer))
@@ -170,8 +176,7 @@ class CodedSpan:
         return min(CHUNK_BYTES, self.n_bytes - CHUNK_BYTES * unit)
 
 
-@dataclass(frozen=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """A tensor of the source, coded or not: where its bytes are."""
 
     name: str
@@ -359,15 +364,13 @@ def unpack_head(data: bytes, source_size: int) -> Head:
     return Head(spans, tensors, table_sets)
 
 
+@functools.lru_cache(maxsize=1024)
 def _size_of(type_id: int, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor; 0 where type and shape do not fit together."""
     known = GGML_TYPES.get(type_id)
     if known is None or not shape or shape[0] % known.block_size:
         return 0
-    n = 1
-    for size in shape:
-        n *= size
-    return n // known.block_size * known.block_bytes
+    return math.prod(shape) // known.block_size * known.block_bytes
 
 
 def _unpack_tensor(r: NumberReader) -> tuple[str, int, tuple[int, ...]]:

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -211,8 +211,7 @@ def scan_spans(scan: Scan) -> list[CodedSpan]:
     return spans
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """Some rows of one outer index of a tensor, or a verbatim chunk (rows = 0)."""
 
     span: int

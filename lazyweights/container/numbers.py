@@ -49,7 +49,6 @@ class NumberReader:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._end = len(data)
         self.at = 0
 
     def number(self, limit: int = (1 << 63) - 1) -> int:
@@ -60,26 +59,12 @@ class NumberReader:
         TruncatedError, LimitError
         """
         at = self.at
-        if at < self._end:  # most are one byte
+        if at < len(self._data):  # most are one byte
             value = self._data[at]
             if value < 128 and value <= limit:
                 self.at = at + 1
                 return value
-        value = shift = 0
-        while True:
-            if self.at >= self._end:
-                raise TruncatedError("the data ends inside a number", offset=self.at)
-            byte = self._data[self.at]
-            self.at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                break
-            shift += 7
-            if shift > 63:
-                raise LimitError("a number is too long", offset=self.at)
-        if value > limit:
-            raise LimitError("a number is too large", offset=self.at, expected=f"<= {limit}", found=value)
-        return value
+        return self.several(1, limit)[0]
 
     def several(self, n: int, limit: int = (1 << 63) - 1) -> list[int]:
         """Read `n` numbers of at most `limit`, a few of them: quicker than one by one.
@@ -120,7 +105,7 @@ class NumberReader:
         ------
         TruncatedError, LimitError
         """
-        data = np.frombuffer(self._data, np.uint8, min(2 * n, self._end - self.at), self.at)
+        data = np.frombuffer(self._data, np.uint8, min(2 * n, len(self._data) - self.at), self.at)
         ends = np.flatnonzero(data < 128)[:n]
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])[: ends.size]
         if n and ends.size == n and int((ends - starts).max()) <= 1:

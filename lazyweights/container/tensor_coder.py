@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,8 +52,7 @@ _DIRECT_OFFSETS = {"Q4_0": 2, "Q4_1": 4, "IQ4_NL": 2, "Q8_0": 2, "MXFP4": 1}
 """Types whose symbols are the bytes of the packed block as they stand, and where they start in the block."""
 
 
-@dataclass(frozen=True)
-class HalfMode:
+class HalfMode(NamedTuple):
     """How the low part of a half field is stored (LOW_RAW or LOW_CODED) and its sign (a SIGN constant)."""
 
     low: int
@@ -188,6 +188,7 @@ class Counts:
         self.zstd_bytes += other.zstd_bytes
 
 
+@functools.lru_cache(maxsize=1024)
 def is_codable(type_id: int, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor of this type and shape (GGUF order) is coded rather than kept verbatim."""
     if type_id not in STREAM_LAYOUTS or not shape or any(n <= 0 for n in shape):

@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from lazyweights.blocks.types import GGML_TYPES
 from lazyweights.codecs import TABLE_SIZE, TILE_ROWS, canonical, rans
 from lazyweights.container import unit_stream
 from lazyweights.container.coded_file import (
@@ -260,8 +259,7 @@ def _verify(
         raise CodecError("what was encoded does not decode to the same bytes; please report this", tensor=span.name)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Row groups of one outer index of a tensor that are decoded together, or a chunk of verbatim bytes.
 
     Attributes
@@ -504,7 +502,5 @@ def _compare_checksums(
 
 def rows_per_run(span: CodedSpan, run_bytes: int) -> int:
     """Rows (whole row groups, where there are many a multiple of four) to code at a time: about `run_bytes` packed bytes."""
-    known = GGML_TYPES[span.type_id]
-    row_bytes = span.shape[0] // known.block_size * known.block_bytes
-    n_groups = max(1, run_bytes // (TILE_ROWS * row_bytes))
+    n_groups = max(1, run_bytes // (TILE_ROWS * span.row_bytes))
     return (n_groups if n_groups < STREAMS else n_groups // STREAMS * STREAMS) * TILE_ROWS
