@@ -150,18 +150,25 @@ class Emitter:
 
     def select_bits(self, mask: int, ones: Any, zeros: Any) -> Any:
         """Return ``(ones & mask) | (zeros & ~mask)`` as one instruction that LLVM does not turn into a shuffle."""
-        name = "llvm.x86.avx512.pternlog.d.512"
-        return self.call(name, VEC, splat(mask), ones, zeros, ir.Constant(I32, 0xCA))
+        lanes = ones.type.count
+        masks = ir.Constant(ones.type, [mask] * lanes)
+        name = f"llvm.x86.avx512.pternlog.d.{32 * lanes}"
+        return self.call(name, ones.type, masks, ones, zeros, ir.Constant(I32, 0xCA))
 
-    def pack_symbols(self, entries: list[Any]) -> Any:
-        """Return the symbols of four entries as the bytes of one word.
+    def pack_pair(self, first: Any, second: Any) -> Any:
+        """Return the symbols of two entries as the low bytes of one word. What is above them is undefined."""
+        return self.select_bits(0xFF, self.b.lshr(first, splat(8)), second)
+
+    def join_pairs(self, low: Any, high: Any) -> Any:
+        """Return the four symbols of two pairs as the bytes of one word.
 
         Shifts and bit selections: shuffles would have to share one port with those of the transposition.
         """
-        b = self.b
-        low = self.select_bits(0xFF, b.lshr(entries[0], splat(8)), entries[1])
-        high = self.select_bits(0xFF, b.lshr(entries[2], splat(8)), entries[3])
-        return self.select_bits(0xFFFF, low, b.shl(high, splat(16)))
+        return self.select_bits(0xFFFF, low, self.b.shl(high, splat(16)))
+
+    def pack_symbols(self, entries: list[Any]) -> Any:
+        """Return the symbols of four entries as the bytes of one word."""
+        return self.join_pairs(self.pack_pair(*entries[:2]), self.pack_pair(*entries[2:]))
 
     def first_lanes(self, n_lanes: Any, n_vectors: int) -> list[Any]:
         """Return, for each vector, the mask of its lanes that are among the first `n_lanes` (int64)."""
@@ -229,21 +236,9 @@ class Emitter:
         cd = [unpack(quads[2], quads[3], h) for h in range(2)]
         return [join(ab[k // 2], cd[k // 2], k % 2) for k in range(4)]
 
-    def store_rows(self, parts: list[list[Any]], pointer: Any, at: Any, lane_stride: Any) -> None:
-        """Store what `transpose_quads` returned, or several such: of each of 16 lanes part after part, 16 bytes each."""
+    def store_rows(self, rows: list[Any], pointer: Any, at: Any, lane_stride: Any) -> None:
+        """Store what `transpose_quads` returned, 16 bytes for each of 16 lanes."""
         for lane in range(N):
-            for i, rows in enumerate(parts):
-                self.store(self.part(rows[lane % 4], lane // 4), pointer, self.b.add(at, self.index(16 * i)))
+            order = ir.Constant(ir.VectorType(I32, 4), [4 * (lane // 4) + i for i in range(4)])
+            self.store(self.b.shuffle_vector(rows[lane % 4], rows[lane % 4], order), pointer, at)
             at = self.b.add(at, lane_stride)
-
-    def part(self, vector: Any, p: int) -> Any:
-        """Return 128-bit part p of a vector."""
-        return self.b.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, 4), [4 * p + i for i in range(4)]))
-
-    def load_parts(self, pointer: Any, places: list[Any]) -> Any:
-        """Return a vector whose four 128-bit parts are loaded from four places (elements of the pointer)."""
-        parts = [self.load(pointer, place, ir.VectorType(I32, 4)) for place in places]
-        for width in (8, 16):
-            order = ir.Constant(ir.VectorType(I32, width), list(range(width)))
-            parts = [self.b.shuffle_vector(parts[k], parts[k + 1], order) for k in range(0, len(parts), 2)]
-        return parts[0]

@@ -192,65 +192,69 @@ def _put_forced_nibbles(e: Emitter, quads: list[Any], positions: Any) -> list[An
     return quads
 
 
-def _split_rows(e: Emitter, symbols: list[Any], low: list[Any], low_bits: int) -> list[list[Any]]:
-    """Return the codes 0 .. 15 and 16 .. 31 of 16 lanes whose symbols and low bits (a byte for codes i and i + 16) are given."""
-    b = e.b
-    if low_bits == 4:
-        first = [e.select_bits(0x0F0F0F0F, x, b.shl(s, splat(4))) for s, x in zip(symbols, low, strict=True)]
-        second = [e.select_bits(0x0F0F0F0F, b.lshr(x, splat(4)), s) for s, x in zip(symbols, low, strict=True)]
-        return [first, second]
-    five = splat(0x1F1F1F1F)
-    first = [b.and_(e.select_bits(0x01010101, x, b.shl(s, splat(1))), five) for s, x in zip(symbols, low, strict=True)]
-    second = [
-        b.and_(e.select_bits(0x01010101, b.lshr(x, splat(1)), b.lshr(s, splat(3))), five)
-        for s, x in zip(symbols, low, strict=True)
-    ]
-    return [first, second]
+HALF = ir.VectorType(I32, 8)
+
+
+def _halves(first: int, second: int) -> ir.Constant:
+    """Return eight numbers: four times `first`, for the codes 0 .. 15 of a cell, and four times `second`, for the others."""
+    return ir.Constant(HALF, [first] * 4 + [second] * 4)
 
 
 def _load_low(e: Emitter, words: Any, at: Any, low_bits: int) -> list[Any]:
-    """Load the low bits of 16 lanes, a byte for codes i and i + 16; vector k holds those of lanes k, k + 4, k + 8 and k + 12.
+    """Return the low bits of 16 lanes, 32 bytes each: in bytes i and i + 16 those of code i and, above them, of code i + 16.
 
     `at` is the element (of 32 bits) of `words` where they start.
     """
+    b = e.b
+    quarter = ir.VectorType(I32, 4)
+    twice = ir.Constant(HALF, [0, 1, 2, 3, 0, 1, 2, 3])
     if low_bits == 4:
-        return [e.load_parts(words, [e.b.add(at, e.index(4 * (4 * p + k))) for p in range(4)]) for k in range(4)]
+        parts = [e.load(words, b.add(at, e.index(4 * lane)), quarter) for lane in range(N)]
+        return [b.shuffle_vector(part, part, twice) for part in parts]
     bits = e.load(words, at)
-    bytes64 = ir.VectorType(I8, 64)
+    bytes32 = ir.VectorType(I8, 32)
     # Byte i of a lane takes the eight bits from bit 2 i of its word on.
-    starts = ir.Constant(bytes64, [2 * i for _ in range(4) for i in range(16)])
-    found = []
-    for k in range(4):
-        lanes = ir.Constant(VEC, [4 * p + k for p in range(4) for _ in range(4)])
-        of_lane = e.b.shuffle_vector(bits, bits, lanes)
-        shifted = e.call("llvm.x86.avx512.pmultishift.qb.512", bytes64, starts, e.b.bitcast(of_lane, bytes64))
-        found.append(e.b.bitcast(shifted, VEC))
-    return found
+    starts = ir.Constant(bytes32, [2 * i for i in range(16)] * 2)
+    words8 = [b.shuffle_vector(bits, bits, ir.Constant(HALF, [lane] * 8)) for lane in range(N)]
+    name = "llvm.x86.avx512.pmultishift.qb.256"
+    return [b.bitcast(e.call(name, bytes32, starts, b.bitcast(word, bytes32)), HALF) for word in words8]
+
+
+def _store_split(e: Emitter, rows: list[Any], low: list[Any], low_bits: int, out: Any, at: Any, lane_stride: Any) -> None:
+    """Store the 32 codes of each of 16 lanes; `rows`: their symbols as `Emitter.transpose_quads` returns them."""
+    b = e.b
+    for lane in range(N):
+        order = ir.Constant(HALF, [4 * (lane // 4) + i for i in range(4)] * 2)
+        symbols = b.shuffle_vector(rows[lane % 4], rows[lane % 4], order)
+        high = e.call("llvm.fshl.v8i32", HALF, symbols, symbols, _halves(low_bits, 32 - 4 + low_bits))
+        below = b.lshr(low[lane], _halves(0, low_bits))
+        codes = e.select_bits(0x01010101 * ((1 << low_bits) - 1), below, high)
+        if low_bits == 1:
+            codes = b.and_(codes, _halves(0x1F1F1F1F, 0x1F1F1F1F))
+        e.store(codes, out, at)
+        at = b.add(at, lane_stride)
 
 
 PLAIN_CELLS, FORCED_NIBBLES, SPLIT_1, SPLIT_4 = 0, 1, 2, 3
 """What becomes of the symbols of a cell: bytes as they are; of forced nibbles, put back; codes, with 1 or 4 low bits."""
 
 
-@intrinsic
-def _cells_2(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, last_table, out, bases, strides, kind, positions, buf, held):  # type: ignore[no-untyped-def]  # noqa: E501
-    """Decode cells of two streams at a time, 32 lanes each, and store them as rows.
+def _cells_intrinsic(kind: int) -> Any:
+    """Return the intrinsic that decodes cells of two streams at a time, 32 lanes each, and stores them as rows.
 
-    Streams are independent chains of dependent instructions: two of them hide the latency of the gathers.
+    Streams are independent chains of dependent instructions: two of them hide the latency of the gathers. There is one
+    intrinsic for each kind of cells, since a choice in the loop would leave less to be kept in registers.
     """
     n_streams = 2
     n_vectors = 2 * n_streams
-    signature = types.void(
-        words, pos, last, tables, offsets, n_cells, cell_length, last_table, out, bases, strides, kind, positions, buf, held
-    )
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         e = Emitter(context, builder, signature, args)
         b = builder
-        last, n_cells, cell_length, last_table, kind = args[2], args[5], args[6], args[7], args[11]
+        last, n_cells, cell_length, last_table = args[2], args[5], args[6], args[7]
         words_p, pos_p, tables_p, offsets_p, out_p, bases_p, strides_p = (e.data(i) for i in (0, 1, 3, 4, 8, 9, 10))
-        positions_p = e.data(12)
-        buf_p, held_p = e.data(13), e.data(14)
+        positions_p = e.data(11)
+        buf_p, held_p = e.data(12), e.data(13)
         lanes = e.load_state(buf_p, held_p, n_vectors)
 
         def of_streams(pointer: Any, first: int) -> list[Any]:
@@ -264,6 +268,18 @@ def _cells_2(typingctx, words, pos, last, tables, offsets, n_cells, cell_length,
         table_of_rest = b.lshr(e.broadcast(b.trunc(last_table, I32)), splat(11))
         stream_offsets = b.mul(n_cells, e.index(32))
 
+        def store(v: int, quads: list[Any], place: Any, target: Any) -> None:
+            """Store what 16 symbols of 16 lanes become; `place`: of the first lane in the 32 lanes of all cells of a stream."""
+            if kind == FORCED_NIBBLES:
+                quads = _put_forced_nibbles(e, quads, e.load(positions_p, b.add(place, positions_at[v // 2])))
+            rows = e.transpose_quads(quads)
+            if kind in (PLAIN_CELLS, FORCED_NIBBLES):
+                e.store_rows(rows, out_p, target, lane_stride)
+                return
+            low_bits = 1 if kind == SPLIT_1 else 4
+            low = _load_low(e, words_p, b.add(low_at[v // 2], b.mul(place, e.index(low_bits))), low_bits)
+            _store_split(e, rows, low, low_bits, out_p, target, lane_stride)
+
         with cgutils.for_range(b, n_cells) as cell:
             at = b.mul(cell.index, e.index(32))
             places = [b.add(at, e.index(N * (v % 2))) for v in range(n_vectors)]
@@ -273,6 +289,7 @@ def _cells_2(typingctx, words, pos, last, tables, offsets, n_cells, cell_length,
                 left = b.sub(cell_length, b.mul(chunk.index, e.index(16)))
                 present = {k: e.broadcast(b.icmp_signed(">", left, e.index(k))) for k in (14, 15)}
                 quads: list[list[Any]] = [[] for _ in range(n_vectors)]
+                pairs: list[list[Any]] = [[] for _ in range(n_vectors)]
                 entries: list[list[Any]] = [[] for _ in range(n_vectors)]
                 for position in range(0, 16, 2):
                     windows = []
@@ -282,7 +299,7 @@ def _cells_2(typingctx, words, pos, last, tables, offsets, n_cells, cell_length,
                         b.store(p, pos_v[v // 2])
                         e.set(lanes[v], state)
                         windows.append(e.window(state))
-                        if v % 2 == 0:
+                        if position % 4 == 0 and v % 2 == 0:
                             e.prefetch(words_p, b.add(p, e.index(AHEAD_WORDS)))
                     for k in (position, position + 1):
                         for v in range(n_vectors):
@@ -291,34 +308,36 @@ def _cells_2(typingctx, words, pos, last, tables, offsets, n_cells, cell_length,
                             windows[v] = e.skip(windows[v], entry)
                             b.store(b.sub(b.load(lanes[v][2]), entry), lanes[v][2])
                             entries[v].append(entry)
-                            if k % 4 == 3:
-                                quads[v].append(e.pack_symbols(entries[v]))
+                            if k % 2:
+                                pairs[v].append(e.pack_pair(*entries[v]))
                                 entries[v] = []
-                targets = []
+                            if k % 4 == 3:
+                                quads[v].append(e.join_pairs(*pairs[v]))
+                                pairs[v] = []
                 for v in range(n_vectors):
                     target = b.add(b.load(base_v[v // 2]), b.mul(chunk.index, e.index(16)))
                     target = b.add(target, b.mul(cell.index, cell_stride))
-                    targets.append(b.add(target, b.mul(lane_stride, e.index(N))) if v % 2 else target)
-                for which in (PLAIN_CELLS, FORCED_NIBBLES, SPLIT_1, SPLIT_4):
-                    with b.if_then(b.icmp_signed("==", kind, e.index(which))):
-                        for v in range(n_vectors):
-                            mine = quads[v]
-                            if which == FORCED_NIBBLES:
-                                mine = _put_forced_nibbles(e, mine, e.load(positions_p, b.add(places[v], positions_at[v // 2])))
-                            rows = e.transpose_quads(mine)
-                            if which in (PLAIN_CELLS, FORCED_NIBBLES):
-                                e.store_rows([rows], out_p, targets[v], lane_stride)
-                                continue
-                            low_bits = 1 if which == SPLIT_1 else 4
-                            first_low = b.add(low_at[v // 2], b.mul(places[v], e.index(low_bits)))
-                            low = _load_low(e, words_p, first_low, low_bits)
-                            e.store_rows(_split_rows(e, rows, low, low_bits), out_p, targets[v], lane_stride)
+                    if v % 2:
+                        target = b.add(target, b.mul(lane_stride, e.index(N)))
+                    store(v, quads[v], places[v], target)
         e.store_state(lanes, buf_p, held_p)
         for s in range(n_streams):
             b.store(b.load(pos_v[s]), b.gep(pos_p, [e.index(s)]))
         return context.get_dummy_value()
 
-    return signature, codegen
+    @intrinsic
+    def cells(typingctx, words, pos, last, tables, offsets, n_cells, cell_length, last_table, out, bases, strides, positions, buf, held):  # type: ignore[no-untyped-def]  # noqa: E501
+        signature = types.void(
+            words, pos, last, tables, offsets, n_cells, cell_length, last_table, out, bases, strides, positions, buf, held
+        )
+        return signature, codegen
+
+    return cells
+
+
+_cells_plain, _cells_nibbles, _cells_split_1, _cells_split_4 = (
+    _cells_intrinsic(kind) for kind in (PLAIN_CELLS, FORCED_NIBBLES, SPLIT_1, SPLIT_4)
+)
 
 
 @njit(inline="always")
@@ -365,10 +384,24 @@ def decode_cells_pair(words, limit, tables, offsets, cell_length, last_table, ou
     positions : int32, flat, the positions of forced nibbles: 32 lanes of each cell
     buf : uint64 (2, 32), held : int32 (2, 32), pos : int64 (2,), decoder states; `pos` counts in `words`
     """
-    _cells_2(
-        words, pos, np.int64(limit - 16), tables, offsets, np.int64(offsets.shape[1]), np.int64(cell_length),
-        _table_of_rest(tables, last_table), out, bases, strides, np.int64(kind), positions, buf, held,
-    )
+    last, n_cells, length = np.int64(limit - 16), np.int64(offsets.shape[1]), np.int64(cell_length)
+    rest = _table_of_rest(tables, last_table)
+    if kind == PLAIN_CELLS:
+        _cells_plain(
+            words, pos, last, tables, offsets, n_cells, length, rest, out, bases, strides, positions, buf, held
+        )
+    elif kind == FORCED_NIBBLES:
+        _cells_nibbles(
+            words, pos, last, tables, offsets, n_cells, length, rest, out, bases, strides, positions, buf, held
+        )
+    elif kind == SPLIT_1:
+        _cells_split_1(
+            words, pos, last, tables, offsets, n_cells, length, rest, out, bases, strides, positions, buf, held
+        )
+    else:
+        _cells_split_4(
+            words, pos, last, tables, offsets, n_cells, length, rest, out, bases, strides, positions, buf, held
+        )
 
 
 @njit(cache=True, nogil=True)

@@ -83,7 +83,7 @@ def _rows_intrinsic(n_streams: int) -> Any:
                 target = b.add(base_v[v // 2], target_of_chunk)
                 if v % 2:
                     target = b.add(target, b.mul(lane_stride, e.index(N)))
-                e.store_rows([e.transpose_quads(quads[v])], out_p, target, lane_stride)
+                e.store_rows(e.transpose_quads(quads[v]), out_p, target, lane_stride)
         for v in range(n_vectors):
             e.store(b.load(state_v[v]), states_p, e.index(N * v))
         for s in range(n_streams):

@@ -134,7 +134,7 @@ def decode_batch(
     hash_address: int,
     checksums: np.ndarray,
 ) -> None:
-    """Decode the parts of a batch and take the checksums of their row groups, which are still in the cache then.
+    """Decode the parts of a batch and compare the checksums of their row groups, which are still in the cache then.
 
     Parameters
     ----------
@@ -144,8 +144,8 @@ def decode_batch(
     meta .. cell_tables : `TypeArrays` and `PlanArrays` of at least these parts, one behind the other
     flat_tables, rans_tables : of the table set of all parts
     out : uint8, flat, output; rows of row groups that are not decoded are left undefined
-    hash_address : `unit_checksums.HASH_ADDRESS`, or 0: take no checksums
-    checksums : uint64, one for each unit, output; those of row groups that are not decoded stay as they are
+    hash_address : `unit_checksums.HASH_ADDRESS`, or 0: compare no checksums
+    checksums : uint64, one for each unit, or empty: compare none; a row group whose bytes have another one gets the status 4
     """
     for number in range(parts.shape[0]):
         n_rows, first, n_units, at, i, s, h, f, r = parts[number, :9]
@@ -183,11 +183,11 @@ def decode_batch(
                 join_rows(
                     join, rows, n_blocks, half_values, byte_values, scratch, raw_values, packed[64 * g : 64 * g + rows]
                 )
-            if hash_address != 0:
+            if hash_address != 0 and checksums.size > 0:
                 first_byte = at + 64 * g * row_bytes
                 for k in range(units.start, units.stop):
                     n_bytes = min(64 * row_bytes, at + n_rows * row_bytes - first_byte)
-                    if kinds[k] != 2:
-                        checksums[k] = hash_bytes(hash_address, out, first_byte, n_bytes)
+                    if kinds[k] != 2 and status[k] == 0 and hash_bytes(hash_address, out, first_byte, n_bytes) != checksums[k]:
+                        status[k] = 4
                     first_byte += n_bytes
 

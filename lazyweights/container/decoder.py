@@ -27,8 +27,10 @@ from lazyweights.container.unit_codec import (
     Part,
     PreparedParts,
     Tables,
+    Units,
     decode_parts,
     prepare_parts,
+    units_of,
 )
 from lazyweights.errors import ChecksumError, FormatError, LazyWeightsError, TruncatedError
 
@@ -154,24 +156,22 @@ def _cut(layout: Layout, threads: int) -> Iterator[_Cut]:
         yield _Cut(parts, slice(start, unit), first_byte, n_bytes, table_set)
 
 
-def decode_job(
-    job: _Job, layout: Layout, offsets: np.ndarray, base: int, words: np.ndarray, tables: list[Tables], pool: BufferPool
-) -> np.ndarray:
-    """Decode one job from `words`, whose first byte is at file offset `base`; check the checksums.
+def _units(layout: Layout) -> Units:
+    """Return all units of a file; offsets count from its start."""
+    return units_of(layout.kinds, layout.sizes, layout.offsets()[:-1], layout.units["checksum"])
 
-    The array that is returned, uint8, belongs to `pool`.
+
+def _decode_job(job: _Job, units: Units, words: np.ndarray, base: int, tables: list[Tables], pool: BufferPool) -> np.ndarray:
+    """Decode one job from `words`, whose first byte is at file offset `base`; compare the checksums.
+
+    `units` : those of the job. The array that is returned, uint8, belongs to `pool`.
 
     Raises
     ------
     FormatError, CodecError
     """
     flat = pool.take(job.n_bytes)
-    units = job.units
-    mine = tables[job.table_set] if job.table_set >= 0 else None
-    decode_parts(
-        job.prepared, layout.kinds[units], layout.sizes[units], offsets[units] - base, words, mine, flat, base,
-        layout.units["checksum"][units],
-    )
+    decode_parts(job.prepared, units, words, tables[job.table_set] if job.table_set >= 0 else None, flat, base)
     return flat
 
 
@@ -235,24 +235,26 @@ class _MappedFile:
         self._reads_ahead = reads_ahead and sys.platform == "linux"
         self._forgotten = 0
 
-    def words(self, base: int, end: int) -> np.ndarray:
-        """Return bytes `base` to `end` and what a decoder may read behind them, uint32.
+    def words(self) -> np.ndarray:
+        """Return the whole file, uint32."""
+        return np.frombuffer(self._map, "<u4", len(self._map) // 4)
+
+    def read_ahead(self, base: int, end: int) -> None:
+        """Read bytes `base` to `end` and what a decoder may read behind them.
 
         Raises
         ------
         TruncatedError
             If the file is no longer as long as that.
         """
-        n_words = (end - base) // 4 + READ_AHEAD_WORDS
         if self._reads_ahead:
             start = base // mmap.PAGESIZE * mmap.PAGESIZE
             try:
-                self._map.madvise(_POPULATE_READ, start, base + 4 * n_words - start)
+                self._map.madvise(_POPULATE_READ, start, end + 4 * READ_AHEAD_WORDS - start)
             except OSError as error:
                 if error.errno == errno.EFAULT:
                     raise TruncatedError("the file became shorter while it was read", path=self._path) from error
                 self._reads_ahead = False  # an older system
-        return np.frombuffer(self._map, "<u4", n_words, base)
 
     def forget(self, end: int) -> None:
         """Let go of the memory of what lies `KEPT_BYTES` before byte `end`, in large pieces; it can be read again."""
@@ -267,15 +269,19 @@ class _MappedFile:
             self._map.close()
 
 
+_OUTPUTS = BufferPool()
+"""For decoded jobs. They stay for the next file: the system clears fresh ones, which takes a tenth of the time of decoding."""
+
+
 class _Worker:
     """Decodes the jobs of an open file. Thread-safe."""
 
     def __init__(self, layout: Layout, fd: int, path: str, threads: int) -> None:
-        self._layout = layout
         self._file = _MappedFile(fd, layout.file_size, path, threads == 1)
+        self._words: np.ndarray | None = self._file.words()
         self._offsets = layout.offsets()
+        self._units = _units(layout)
         self._tables = [Tables(table_set) for table_set in layout.head.table_sets]
-        self._outputs = BufferPool()
 
     def decode(self, job: _Job) -> np.ndarray:
         """Return the bytes of a job, uint8, valid until they are given back with `release`.
@@ -284,12 +290,12 @@ class _Worker:
         ------
         FormatError, CodecError
         """
+        assert self._words is not None
         base, end = int(self._offsets[job.units.start]), int(self._offsets[job.units.stop])
-        words = self._file.words(base, end)
+        self._file.read_ahead(base, end)
         try:
-            return decode_job(job, self._layout, self._offsets, base, words, self._tables, self._outputs)
+            return _decode_job(job, self._units.some(job.units), self._words, 0, self._tables, _OUTPUTS)
         except LazyWeightsError as error:
-            del words
             traceback.clear_frames(error.__traceback__)  # they hold the map, and with it the file, as long as the error lives
             raise
         finally:
@@ -297,10 +303,11 @@ class _Worker:
 
     def release(self, data: np.ndarray) -> None:
         """Take back what `decode` returned."""
-        self._outputs.give(data)
+        _OUTPUTS.give(data)
 
     def close(self) -> None:
         """Give back the file; nothing can be decoded after that."""
+        self._words = None
         self._file.close()
 
 
@@ -477,17 +484,18 @@ def decode_stream(source: BinaryIO, sink: BinaryIO, *, progress: ProgressCallbac
     started = time.monotonic()
     layout = read_layout(source, None)
     offsets = layout.offsets()
+    units = _units(layout)
     tables = [Tables(table_set) for table_set in layout.head.table_sets]
-    pool = BufferPool()
     done = 0
     for job in _jobs(layout):
         base, end = int(offsets[job.units.start]), int(offsets[job.units.stop])
         data = read_exactly(source.read, end - base, "its payload")
         words = np.zeros((end - base) // 4 + READ_AHEAD_WORDS, np.uint32)
         words.view(np.uint8)[: end - base] = np.frombuffer(data, np.uint8)
-        decoded = decode_job(job, layout, offsets, base, words, tables, pool)
+        words.flags.writeable = False
+        decoded = _decode_job(job, units.some(job.units).behind(base), words, base, tables, _OUTPUTS)
         sink.write(memoryview(decoded))
-        pool.give(decoded)
+        _OUTPUTS.give(decoded)
         done += job.n_bytes
         if progress:
             progress(Progress(done, layout.source_size, 0, "decode", job.name))

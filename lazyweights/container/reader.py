@@ -26,7 +26,7 @@ from lazyweights.container.coded_file import (
 )
 from lazyweights.container.gguf_scan import read_metadata, scan_gguf
 from lazyweights.container.gguf_values import GGUF_MAGIC
-from lazyweights.container.unit_codec import Part, Tables, decode_parts, decode_verbatim, prepare_parts
+from lazyweights.container.unit_codec import Part, Tables, decode_parts, decode_verbatim, prepare_parts, units_of
 from lazyweights.errors import BackendUnavailableError, BlockLayoutError, ChecksumError, LazyWeightsError
 
 MAX_SCANNED_BYTES = 1 << 26
@@ -70,6 +70,7 @@ class CodedFile:
         self._offsets = self.layout.offsets()
         self._sizes = self.layout.sizes
         self._kinds = self.layout.kinds
+        self._units = units_of(self._kinds, self._sizes, self._offsets[:-1], self.layout.units["checksum"])
         self._spans = list(self.layout.spans())
         self._tables: dict[int, Tables] = {}
         self._lock = threading.Lock()
@@ -325,10 +326,7 @@ class CodedFile:
             tables = self._table_set(span.plan.table_set)
             part = [Part(span, unit, n_groups, n_rows)]
             prepared = prepare_parts([part])[0]
-            decode_parts(
-                prepared, self._kinds[units], self._sizes[units], self._offsets[units], words, tables, flat,
-                checksums=self.layout.units["checksum"][units],
-            )
+            decode_parts(prepared, self._units.some(units), words, tables, flat)
             if not whole:
                 target[done : done + n] = memoryview(flat)[skip : skip + n]
             done += n

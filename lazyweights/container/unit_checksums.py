@@ -54,27 +54,25 @@ hash_bytes: Callable[..., Any] = intrinsic(_hash_bytes)
 
 
 @njit(cache=True, nogil=True)
-def _fill(address: int, data: np.ndarray, runs: np.ndarray, is_done: np.ndarray, out: np.ndarray) -> None:
+def _fill(address: int, data: np.ndarray, runs: np.ndarray, out: np.ndarray) -> None:
     at = np.int64(0)
     unit = 0
     for i in range(runs.shape[0]):
         end = at + runs[i, 2]
         for _ in range(runs[i, 0]):
             size = min(runs[i, 1], end - at)
-            if not is_done[unit]:
-                out[unit] = hash_bytes(address, data, at, size)
+            out[unit] = hash_bytes(address, data, at, size)
             at += size
             unit += 1
 
 
-def fill_checksums(data: np.ndarray, runs: np.ndarray, is_done: np.ndarray, out: np.ndarray) -> None:
+def fill_checksums(data: np.ndarray, runs: np.ndarray, out: np.ndarray) -> None:
     """Take the checksums of units that lie one behind the other.
 
     Parameters
     ----------
     data : uint8, flat
     runs : int64 (n, 3): units, bytes of a unit, and bytes of all of them, of which the last unit has what is left
-    is_done : bool (n_units,), units to leave out
     out : uint64 (n_units,), output
     """
     if int(runs[:, 2].sum()) > data.size or int(runs[:, 0].sum()) != len(out):
@@ -82,14 +80,13 @@ def fill_checksums(data: np.ndarray, runs: np.ndarray, is_done: np.ndarray, out:
     if HASH_ADDRESS:
         data = data.view()
         data.flags.writeable = False  # so that one compiled function serves all
-        _fill(HASH_ADDRESS, data, runs, is_done, out)
+        _fill(HASH_ADDRESS, data, runs, out)
         return
     view = memoryview(data)
     at = unit = 0
     for n_units, size, total in runs.tolist():
         end = at + total
         for _ in range(n_units):
-            if not is_done[unit]:
-                out[unit] = xxhash.xxh3_64_intdigest(view[at : min(at + size, end)])
+            out[unit] = xxhash.xxh3_64_intdigest(view[at : min(at + size, end)])
             at = min(at + size, end)
             unit += 1

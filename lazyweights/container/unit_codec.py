@@ -39,7 +39,7 @@ HEADER_LEVEL = 12
 """zstd level of the GGUF header, which is worth more work than other verbatim bytes."""
 
 SKIPPED_GROUP = 2
-GROUP_DAMAGED = 2
+GROUP_DAMAGED, GROUP_WRONG = 2, 4
 _STREAM_KINDS = np.full(16, SKIPPED_GROUP, np.uint8)
 _STREAM_KINDS[CODED], _STREAM_KINDS[CODED_UNFORCED] = 0, 1
 """Kinds of units to kinds of row groups in `group_decode` (which loads numba, so it is not imported here)."""
@@ -116,7 +116,10 @@ class Tables:
     @functools.cached_property
     def rans_flat(self) -> np.ndarray:
         """rANS decode tables, uint32 (`rans.rans_tables`); empty where no table has frequencies."""
-        return rans.rans_tables(self.freqs) if self.freqs.any() else np.zeros(0, np.uint32)
+        return rans.rans_tables(self.freqs) if self.freqs.any() else self.no_rans
+
+    no_rans = np.zeros(0, np.uint32)
+    """In place of `rans_flat` where it is not needed."""
 
 
 def encode_verbatim(data: bytes, arrays: list[ItemArray] | None = None, offset: int = 0) -> Unit:
@@ -226,7 +229,7 @@ def encode_rows(span: CodedSpan, packed: np.ndarray, tables: Tables, lockstep: b
     entries["size"] = sizes | kinds << 28
     runs = np.array([[len(sizes), step, packed.size]], np.int64)
     checksums = np.empty(len(sizes), np.uint64)
-    fill_checksums(packed.reshape(-1), runs, np.zeros(len(sizes), np.bool_), checksums)
+    fill_checksums(packed.reshape(-1), runs, checksums)
     entries["checksum"] = checksums
     if verify:
         _verify(span, packed, kinds, sizes, parts if lockstep or raw.any() else words, tables)
@@ -254,7 +257,9 @@ def _verify(
         words = payload
     back = np.empty_like(packed)
     prepared = prepare_parts([[Part(span, 0, len(kinds), len(back))]])[0]
-    decode_parts(prepared, kinds, sizes, offsets - ((sizes + 3) & ~np.int64(3)), words, tables, back.reshape(-1))
+    words = words.view()
+    words.flags.writeable = False
+    decode_parts(prepared, units_of(kinds, sizes, offsets - ((sizes + 3) & ~np.int64(3))), words, tables, back.reshape(-1))
     if not equal_bytes(back.reshape(-1), packed.reshape(-1)):
         raise CodecError("what was encoded does not decode to the same bytes; please report this", tensor=span.name)
 
@@ -284,6 +289,45 @@ class Part(NamedTuple):
     index: int = 0
 
 
+class Units(NamedTuple):
+    """What a decoder needs to know of units that follow each other; `units_of` makes it.
+
+    Attributes
+    ----------
+    kinds, sizes, offsets : ndarray, shape (n_units,)
+        Kind, payload bytes and byte offset from the first word (a multiple of 4).
+    stream_kinds, starts, n_words : ndarray, shape (n_units,)
+        The same for `group_decode`: uint8 kinds of row groups, int64 first word and words.
+    checksums : ndarray of uint64, shape (n_units,), or empty
+        Of the source bytes; empty: they are not looked at.
+    """
+
+    kinds: np.ndarray
+    sizes: np.ndarray
+    offsets: np.ndarray
+    stream_kinds: np.ndarray
+    starts: np.ndarray
+    n_words: np.ndarray
+    checksums: np.ndarray
+
+    def some(self, units: slice) -> Units:
+        """Return some of the units."""
+        return Units(*(column[units] for column in self))
+
+    def behind(self, base: int) -> Units:
+        """Return the same units with offsets that count from byte `base` on, a multiple of 4."""
+        return self._replace(offsets=self.offsets - base, starts=self.starts - base // 4)
+
+
+def units_of(kinds: np.ndarray, sizes: np.ndarray, offsets: np.ndarray, checksums: np.ndarray | None = None) -> Units:
+    """Return what a decoder needs to know of units, given the columns of `Units`."""
+    stream_kinds = _STREAM_KINDS[kinds]
+    # No stream has a part of a word: its length is found to be wrong then.
+    n_words = np.where((sizes & 3 != 0) & (stream_kinds != SKIPPED_GROUP), -1, sizes >> 2)
+    found = np.empty(0, np.uint64) if checksums is None else np.array(checksums, np.uint64)
+    return Units(kinds, sizes, offsets, stream_kinds, offsets >> 2, n_words, found)
+
+
 class PreparedParts:
     """Parts that are decoded together, and the arrays with which that is done; `prepare_parts` makes them."""
 
@@ -293,7 +337,6 @@ class PreparedParts:
         self.in_batch = slice(0)
         self.by_rans = False
         self.alone: list[Part] = []
-        self.runs = np.empty((0, 3), np.int64)  # for `unit_checksums`
 
 
 def prepare_parts(jobs: Iterable[list[Part]]) -> list[PreparedParts]:
@@ -303,17 +346,12 @@ def prepare_parts(jobs: Iterable[list[Part]]) -> list[PreparedParts]:
     prepared = [PreparedParts(parts) for parts in jobs]
     rows: list[list[int]] = []
     arrays: list[batch_decode.PlanArrays] = []
-    runs: list[tuple[int, int, int]] = []
     for job in prepared:
         first = len(rows)
         for part in job.parts:
             plan = part.span.plan
             if plan is None:
-                n_bytes = part.span.unit_bytes(part.first_unit)
-                runs.append((1, n_bytes, n_bytes))
                 continue
-            row_bytes = part.span.row_bytes
-            runs.append((part.n_units, TILE_ROWS * row_bytes, part.n_rows * row_bytes))
             mine = part.span.decode_arrays if plan.coder != SHARED else None
             if mine is None:
                 job.alone.append(part)
@@ -322,11 +360,6 @@ def prepare_parts(jobs: Iterable[list[Part]]) -> list[PreparedParts]:
             arrays.append(mine)
             job.by_rans |= plan.coder == RANS
         job.in_batch = slice(first, len(rows))
-    all_runs = np.array(runs, np.int64).reshape(-1, 3)
-    at = 0
-    for job in prepared:
-        job.runs = all_runs[at : at + len(job.parts)]
-        at += len(job.parts)
     if rows:
         batch = batch_decode.Batch(rows, arrays)
         for job in prepared:
@@ -335,26 +368,17 @@ def prepare_parts(jobs: Iterable[list[Part]]) -> list[PreparedParts]:
 
 
 def decode_parts(
-    prepared: PreparedParts,
-    kinds: np.ndarray,
-    sizes: np.ndarray,
-    offsets: np.ndarray,
-    words: np.ndarray,
-    tables: Tables | None,
-    out: np.ndarray,
-    base: int = 0,
-    checksums: np.ndarray | None = None,
+    prepared: PreparedParts, units: Units, words: np.ndarray, tables: Tables | None, out: np.ndarray, base: int = 0
 ) -> None:
     """Decode row groups and chunks of verbatim bytes into `out`, uint8, flat, and compare checksums.
 
     Parameters
     ----------
     prepared : what to decode, in the order of its units
-    kinds, sizes, offsets : of the units of all parts: kind, payload bytes and byte offset in `words` (multiples of 4)
-    words : uint32, at least READ_AHEAD_WORDS longer than the last payload
+    units : of all parts
+    words : uint32, not to be written to, at least READ_AHEAD_WORDS longer than the last payload
     tables : the table set of the plans of all parts; None where all are verbatim bytes
     base : file offset of the first word, for error messages
-    checksums : uint64, of the units; None: they are not looked at
 
     Raises
     ------
@@ -362,44 +386,41 @@ def decode_parts(
         If a payload does not give the bytes of its unit.
     ChecksumError
     """
-    parts = prepared.parts
-    found = np.empty(0 if checksums is None else len(kinds), np.uint64)
-    is_found = np.zeros(len(kinds), np.bool_)
-    stream_kinds = _STREAM_KINDS[kinds]
-    skipped = (stream_kinds == SKIPPED_GROUP).nonzero()[0]
-    words = words.view()
-    words.flags.writeable = False  # a mapped file is, and each combination would compile anew
-    if skipped.size < len(kinds):
-        starts, n_words = offsets >> 2, sizes >> 2
-        if words.size < READ_AHEAD_WORDS:
-            raise CodecError("a decoder needs words behind the last stream", expected=READ_AHEAD_WORDS, found=words.size)
+    from lazyweights.container.unit_checksums import HASH_ADDRESS
+
+    if words.size < READ_AHEAD_WORDS:
+        raise CodecError("a decoder needs words behind the last stream", expected=READ_AHEAD_WORDS, found=words.size)
+    status = np.zeros(len(units.kinds), np.uint8)
+    if prepared.alone or prepared.batch is not None:
         assert tables is not None
-        status = _decode_streams(prepared, words, starts, n_words, stream_kinds, tables, out, found, is_found)
-        damaged = (status == GROUP_DAMAGED) | ((sizes & 3 != 0) & (stream_kinds != SKIPPED_GROUP))
-        if damaged.any():
-            part, unit, _ = _locate(parts, int(np.argmax(damaged)))
+        _decode_streams(prepared, units, words, tables, out, status, HASH_ADDRESS)
+        if GROUP_DAMAGED in status:
+            part, unit, _ = _locate(prepared.parts, int(np.argmax(status == GROUP_DAMAGED)))
             raise CodecError(
                 "a code stream does not have the length that its row group says", tensor=part.span.name, row_group=unit
             )
-    if skipped.size:
-        _decode_skipped(prepared, skipped.tolist(), kinds, sizes, offsets, words, tables, out, base)
-    if checksums is not None:
-        _compare_checksums(prepared, found, is_found, checksums, offsets + base, out)
+    skipped = (units.stream_kinds == SKIPPED_GROUP).nonzero()[0].tolist()
+    if skipped:
+        _decode_skipped(prepared, skipped, units, words, tables, out, base)
+    if units.checksums.size:
+        if skipped or prepared.alone or not HASH_ADDRESS:
+            _compare_checksums(prepared, skipped, units.checksums, out, status, HASH_ADDRESS != 0)
+        if status.any():
+            raise _checksum_error(prepared, units, out, int(np.argmax(status)), base)
 
 
 def _decode_skipped(
-    prepared: PreparedParts, skipped: list[int], kinds: np.ndarray, sizes: np.ndarray, offsets: np.ndarray, words: np.ndarray,
-    tables: Tables | None, out: np.ndarray, base: int,
+    prepared: PreparedParts, skipped: list[int], units: Units, words: np.ndarray, tables: Tables | None, out: np.ndarray,
+    base: int,
 ) -> None:
     """Decode units that are no streams of row groups; the other arguments are those of `decode_parts`."""
-    parts = prepared.parts
     payloads = memoryview(words).cast("B")
     for k in skipped:
-        part, unit, place = _locate(parts, k)
-        at = int(offsets[k])
-        payload = payloads[at : at + int(sizes[k])]
-        if part.span.plan is None or kinds[k] == RAW:
-            decode_verbatim(int(kinds[k]), payload, out[place], unit, base + at)
+        part, unit, place = _locate(prepared.parts, k)
+        at, kind = int(units.offsets[k]), int(units.kinds[k])
+        payload = payloads[at : at + int(units.sizes[k])]
+        if part.span.plan is None or kind == RAW:
+            decode_verbatim(kind, payload, out[place], unit, base + at)
             continue
         span = part.span
         packed = out[place].reshape(-1, span.row_bytes)
@@ -417,30 +438,22 @@ def _decode_skipped(
 
 
 def _decode_streams(
-    prepared: PreparedParts, words: np.ndarray, starts: np.ndarray, sizes: np.ndarray, kinds: np.ndarray, tables: Tables,
-    out: np.ndarray, found: np.ndarray, is_found: np.ndarray,
-) -> np.ndarray:
-    """Decode the coded row groups of some parts, those that can be in one compiled call; return the status of all units.
+    prepared: PreparedParts, units: Units, words: np.ndarray, tables: Tables, out: np.ndarray, status: np.ndarray,
+    hash_address: int,
+) -> None:
+    """Decode the coded row groups of some parts, those that can be in one compiled call; fill the status of their units.
 
-    Where `found` is not empty, the checksums that are taken on the way go there, and `is_found` says which.
+    `hash_address` : 0, or of the function with which that call compares checksums
     """
-    from lazyweights.container.unit_checksums import HASH_ADDRESS
-
-    status = np.zeros(len(kinds), np.uint8)
     for part in prepared.alone:
-        units = slice(part.index, part.index + part.n_units)
-        _decode_alone(part, words, starts[units], sizes[units], kinds[units], tables, out, status[units])
+        mine = slice(part.index, part.index + part.n_units)
+        _decode_alone(part, words, units.starts[mine], units.n_words[mine], units.stream_kinds[mine], tables, out, status[mine])
     if prepared.batch is not None:
-        rans_tables = tables.rans_flat if prepared.by_rans else np.zeros(0, np.uint32)
-        address = HASH_ADDRESS if found.size else 0
+        rans_tables = tables.rans_flat if prepared.by_rans else tables.no_rans
         prepared.batch.decode(
-            prepared.in_batch, words, starts, sizes, kinds, tables.flat, rans_tables, out, status, address, found
+            prepared.in_batch, words, units.starts, units.n_words, units.stream_kinds, tables.flat, rans_tables, out, status,
+            hash_address, units.checksums,
         )
-        if address:
-            np.not_equal(kinds, SKIPPED_GROUP, out=is_found)
-            for part in prepared.alone:
-                is_found[part.index : part.index + part.n_units] = False
-    return status
 
 
 def _decode_alone(
@@ -480,23 +493,30 @@ def _locate(parts: list[Part], k: int) -> tuple[Part, int, slice]:
 
 
 def _compare_checksums(
-    prepared: PreparedParts, found: np.ndarray, is_found: np.ndarray, expected: np.ndarray, offsets: np.ndarray, out: np.ndarray
+    prepared: PreparedParts, skipped: list[int], expected: np.ndarray, out: np.ndarray, status: np.ndarray, is_partly_done: bool
 ) -> None:
-    """Compare the checksum of each unit in `out` with the file's; `found` holds those that are known already."""
-    from lazyweights.container.unit_checksums import fill_checksums
+    """Compare the checksums of units in `out` that were not compared yet, and mark in `status` which are wrong.
 
-    if not is_found.all():
-        fill_checksums(out, prepared.runs, is_found, found)
-    wrong = found != expected
-    if not wrong.any():
-        return
-    k = int(np.argmax(wrong))
-    part, unit, _ = _locate(prepared.parts, k)
+    `is_partly_done` : whether the streams of row groups decoded in a batch were compared
+    """
+    alone = {part.index for part in prepared.alone}
+    for part in prepared.parts:
+        mine: Iterable[int] = range(part.index, part.index + part.n_units)
+        if is_partly_done and part.index not in alone:
+            mine = [k for k in skipped if k in mine]
+        for k in mine:
+            if checksum(out[_unit_bytes(part, k - part.index)]) != int(expected[k]):
+                status[k] = GROUP_WRONG
+
+
+def _checksum_error(prepared: PreparedParts, units: Units, out: np.ndarray, k: int, base: int) -> ChecksumError:
+    """Return the error that says that unit k is damaged."""
+    part, unit, place = _locate(prepared.parts, k)
     if part.span.plan is None:
-        raise ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=int(offsets[k]))
-    raise ChecksumError(
-        "a row group is damaged", tensor=part.span.name, row_group=unit, expected=f"{int(expected[k]):016x}",
-        found=f"{int(found[k]):016x}",
+        return ChecksumError("a verbatim chunk is damaged", row_group=unit, offset=base + int(units.offsets[k]))
+    return ChecksumError(
+        "a row group is damaged", tensor=part.span.name, row_group=unit, expected=f"{int(units.checksums[k]):016x}",
+        found=f"{checksum(out[place]):016x}",
     )
 
 
