@@ -9,8 +9,12 @@ of codes i and i + 16 side by side as bits ``2 * low_bits * i`` and up of the ``
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit, uint32
+from llvmlite import ir
+from numba import njit, types, uint32
+from numba.extending import intrinsic
 
 from lazyweights.codecs.byte_access import load_u64, store_u32
 
@@ -18,39 +22,91 @@ LAST_CONTEXT = 255
 """Context of the last symbol of a cell without its forced code: only its low nibble says something."""
 
 
+_BYTES = ir.VectorType(ir.IntType(8), 16)
+_HIGH_4, _HIGH_1, _LOW_4 = 0, 1, 2
+
+
+@intrinsic(prefer_literal=True)
+def _put_bytes(typingctx: Any, which: Any, codes: Any, at: Any, out: Any, to: Any) -> Any:
+    """Write 16 bytes for the 32 codes from element `at` of a flat uint8 array on: their symbols, or their low nibbles."""
+    kind = which.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        b = builder
+        source, target = (context.make_array(signature.args[i])(context, b, args[i]).data for i in (1, 3))
+
+        def place(pointer: Any, index: Any) -> Any:
+            return b.bitcast(b.gep(pointer, [index]), _BYTES.as_pointer())
+
+        def same(value: int) -> ir.Constant:
+            return ir.Constant(_BYTES, [value] * 16)
+
+        first = b.load(place(source, args[2]))
+        second = b.load(place(source, b.add(args[2], ir.Constant(ir.IntType(64), 16))))
+        first.align = second.align = 1
+        if kind == _HIGH_4:
+            found = b.or_(b.lshr(first, same(4)), b.and_(second, same(0xF0)))
+        elif kind == _HIGH_1:
+            found = b.or_(b.lshr(first, same(1)), b.and_(b.shl(second, same(3)), same(0xF0)))
+        else:
+            found = b.or_(b.and_(first, same(15)), b.shl(second, same(4)))
+        b.store(found, place(target, args[4])).align = 1
+        return context.get_dummy_value()
+
+    return types.void(which, codes, types.int64, out, types.int64), codegen
+
+
+@intrinsic
+def _odd_codes(typingctx: Any, codes: Any, at: Any) -> Any:
+    """Mark (bit i of a uint32) which of the 16 bytes from element `at` of a flat uint8 array on are odd."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        found = builder.load(builder.bitcast(builder.gep(data, [args[1]]), _BYTES.as_pointer()))
+        found.align = 1
+        marks = builder.trunc(found, ir.VectorType(ir.IntType(1), 16))
+        return builder.zext(builder.bitcast(marks, ir.IntType(16)), ir.IntType(32))
+
+    return types.uint32(codes, types.int64), codegen
+
+
+@njit(inline="always")
+def _spread(bits: int) -> int:
+    """Return 16 bits with a zero above each of them."""
+    bits = (bits | (bits << uint32(8))) & uint32(0x00FF00FF)
+    bits = (bits | (bits << uint32(4))) & uint32(0x0F0F0F0F)
+    bits = (bits | (bits << uint32(2))) & uint32(0x33333333)
+    return (bits | (bits << uint32(1))) & uint32(0x55555555)
+
+
 @njit(cache=True, nogil=True)
 def split_high(codes: np.ndarray, low_bits: int, high: np.ndarray) -> None:
     """Fill the symbols of some rows, uint8 (rows, 16 * cells), from their codes, uint8 (rows, 32 * cells)."""
-    shift = np.uint8(low_bits)
-    for row in range(codes.shape[0]):
-        for cell in range(np.uint64(high.shape[1] // 16)):
-            at, to = np.uint64(32) * cell, np.uint64(16) * cell
-            for i in range(np.uint64(16)):
-                low_code, high_code = codes[row, at + i] >> shift, codes[row, at + i + np.uint64(16)] >> shift
-                high[row, to + i] = low_code | (high_code << np.uint8(4))
+    source, target = codes.reshape(codes.size), high.reshape(high.size)
+    for cell in range(target.size // 16):
+        if low_bits == 4:
+            _put_bytes(_HIGH_4, source, 32 * cell, target, 16 * cell)
+        else:
+            _put_bytes(_HIGH_1, source, 32 * cell, target, 16 * cell)
 
 
 @njit(cache=True, nogil=True)
 def pack_low(codes: np.ndarray, low_bits: int, out: np.ndarray, first_byte: int) -> None:
     """Write the low bits of up to 64 rows of codes, uint8 (rows, 32 * cells), to `out`, uint8, from `first_byte` on."""
-    n_rows = codes.shape[0]
-    at = np.uint64(first_byte)
+    n_rows, width = codes.shape
+    source = codes.reshape(codes.size)
+    at = np.int64(first_byte)
     for phase in range(2):
-        for cell in range(np.uint64(codes.shape[1] // 32)):
-            source = np.uint64(32) * cell
+        for cell in range(width // 32):
             for row in range(phase, n_rows, 2):
+                place = row * width + 32 * cell
                 if low_bits == 4:
-                    for i in range(np.uint64(16)):
-                        low = codes[row, source + i] & np.uint8(15)
-                        out[at + i] = low | (codes[row, source + i + np.uint64(16)] << np.uint8(4))
-                    at += np.uint64(16)
+                    _put_bytes(_LOW_4, source, place, out, at)
+                    at += 16
                 else:
-                    bits = uint32(0)
-                    for i in range(np.uint64(16)):
-                        low, high = uint32(codes[row, source + i]), uint32(codes[row, source + i + np.uint64(16)])
-                        bits |= ((low & uint32(1)) | ((high & uint32(1)) << uint32(1))) << uint32(np.uint64(2) * i)
-                    store_u32(out, np.int64(at), bits)
-                    at += np.uint64(4)
+                    bits = _spread(_odd_codes(source, place)) | (_spread(_odd_codes(source, place + 16)) << uint32(1))
+                    store_u32(out, at, uint32(bits))
+                    at += 4
 
 
 @njit(cache=True, nogil=True)

@@ -10,6 +10,7 @@ stream's length: a damaged stream that runs on is found there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -200,35 +201,43 @@ def _halves(first: int, second: int) -> ir.Constant:
     return ir.Constant(HALF, [first] * 4 + [second] * 4)
 
 
-def _load_low(e: Emitter, words: Any, at: Any, low_bits: int) -> list[Any]:
-    """Return the low bits of 16 lanes, 32 bytes each: in bytes i and i + 16 those of code i and, above them, of code i + 16.
+def _low_bits_of(e: Emitter, words: Any, at: Any, low_bits: int) -> Callable[[int], Any]:
+    """Return a function that returns the low bits of one of 16 lanes: in bytes i and i + 16 of 32 those of codes i and i + 16.
 
-    `at` is the element (of 32 bits) of `words` where they start.
+    Those of code i stand lowest in both, above them those of code i + 16. `at` is the element (of 32 bits) of `words` where
+    the low bits of the first lane start.
     """
     b = e.b
-    quarter = ir.VectorType(I32, 4)
-    twice = ir.Constant(HALF, [0, 1, 2, 3, 0, 1, 2, 3])
     if low_bits == 4:
-        parts = [e.load(words, b.add(at, e.index(4 * lane)), quarter) for lane in range(N)]
-        return [b.shuffle_vector(part, part, twice) for part in parts]
+
+        def load(lane: int) -> Any:
+            part = e.load(words, b.add(at, e.index(4 * lane)), ir.VectorType(I32, 4))
+            return b.shuffle_vector(part, part, ir.Constant(HALF, [0, 1, 2, 3, 0, 1, 2, 3]))
+
+        return load
     bits = e.load(words, at)
     bytes32 = ir.VectorType(I8, 32)
     # Byte i of a lane takes the eight bits from bit 2 i of its word on.
     starts = ir.Constant(bytes32, [2 * i for i in range(16)] * 2)
-    words8 = [b.shuffle_vector(bits, bits, ir.Constant(HALF, [lane] * 8)) for lane in range(N)]
-    name = "llvm.x86.avx512.pmultishift.qb.256"
-    return [b.bitcast(e.call(name, bytes32, starts, b.bitcast(word, bytes32)), HALF) for word in words8]
+
+    def spread(lane: int) -> Any:
+        word = b.bitcast(b.shuffle_vector(bits, bits, ir.Constant(HALF, [lane] * 8)), bytes32)
+        return b.bitcast(e.call("llvm.x86.avx512.pmultishift.qb.256", bytes32, starts, word), HALF)
+
+    return spread
 
 
-def _store_split(e: Emitter, rows: list[Any], low: list[Any], low_bits: int, out: Any, at: Any, lane_stride: Any) -> None:
+def _store_split(
+    e: Emitter, rows: list[Any], low_of: Callable[[int], Any], low_bits: int, out: Any, at: Any, lane_stride: Any
+) -> None:
     """Store the 32 codes of each of 16 lanes; `rows`: their symbols as `Emitter.transpose_quads` returns them."""
     b = e.b
     for lane in range(N):
         order = ir.Constant(HALF, [4 * (lane // 4) + i for i in range(4)] * 2)
         symbols = b.shuffle_vector(rows[lane % 4], rows[lane % 4], order)
         high = e.call("llvm.fshl.v8i32", HALF, symbols, symbols, _halves(low_bits, 32 - 4 + low_bits))
-        below = b.lshr(low[lane], _halves(0, low_bits))
-        codes = e.select_bits(0x01010101 * ((1 << low_bits) - 1), below, high)
+        low = b.lshr(low_of(lane), _halves(0, low_bits))
+        codes = e.select_bits(0x01010101 * ((1 << low_bits) - 1), low, high)
         if low_bits == 1:
             codes = b.and_(codes, _halves(0x1F1F1F1F, 0x1F1F1F1F))
         e.store(codes, out, at)
@@ -277,8 +286,8 @@ def _cells_intrinsic(kind: int) -> Any:
                 e.store_rows(rows, out_p, target, lane_stride)
                 return
             low_bits = 1 if kind == SPLIT_1 else 4
-            low = _load_low(e, words_p, b.add(low_at[v // 2], b.mul(place, e.index(low_bits))), low_bits)
-            _store_split(e, rows, low, low_bits, out_p, target, lane_stride)
+            low_of = _low_bits_of(e, words_p, b.add(low_at[v // 2], b.mul(place, e.index(low_bits))), low_bits)
+            _store_split(e, rows, low_of, low_bits, out_p, target, lane_stride)
 
         with cgutils.for_range(b, n_cells) as cell:
             at = b.mul(cell.index, e.index(32))
