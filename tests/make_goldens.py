@@ -339,6 +339,36 @@ class Source:
     preset: str = "dense"
 
 
+def split_codes() -> bytes:
+    """Codes spread so far that their low bits are split off: forced and unforced, long and short row groups, experts."""
+
+    def wide(planes: dict[str, np.ndarray]) -> None:
+        codes, numbers = planes["codes"], Numbers("wide")
+        blocks = np.arange(len(codes))
+        if codes.max() > 31:
+            values = numbers.below(codes.size, 127) + numbers.below(codes.size, 127) - 126
+            codes[:] = values.reshape(codes.shape) & 255
+            codes[blocks, blocks % 32] = np.where(blocks % 3, 127, -127 & 255)
+        else:
+            codes[:] = (numbers.below(codes.size, 16) + numbers.below(codes.size, 17)).reshape(codes.shape)
+            codes[blocks, blocks % 32] = 0
+
+    def wide_but_one(planes: dict[str, np.ndarray]) -> None:
+        wide(planes)
+        planes["codes"][-1] = 5
+
+    return build_gguf(
+        [
+            made_up_tensor("long.Q8_0.weight", "Q8_0", (256, 70), wide),
+            made_up_tensor("short.Q8_0.weight", "Q8_0", (96, 37), wide),
+            made_up_tensor("unforced.Q8_0.weight", "Q8_0", (96, 66), wide_but_one),
+            made_up_tensor("experts.Q5_0.weight", "Q5_0", (64, 65, 2), wide),
+            made_up_tensor("unforced.Q5_0.weight", "Q5_0", (96, 66), wide_but_one),
+            made_up_tensor("Q5_K.weight", "Q5_K", (256, 66), wide),
+        ],
+    )  # fmt: skip
+
+
 SOURCES = {
     "tiny": Source(tiny),
     "every_type": Source(every_type),
@@ -346,6 +376,7 @@ SOURCES = {
     "filtered_header": Source(filtered_header),
     "shared_rows": Source(shared_rows),
     "trellis_codes": Source(trellis_codes),
+    "split_codes": Source(split_codes),
 }
 
 
@@ -419,8 +450,8 @@ def type_cells(layout: StreamLayout) -> list[str]:
         ", ".join(f"{half.name} - scale" if half.delta_of == 0 else half.name for half in layout.halves) or "-",
         ", ".join(fields) or "-",
         "rank" if layout.ranked else layout.codes,
-        str(layout.code_bits),
-        str(layout.codes_per_symbol),
+        f"4 + {layout.low_bits}" if layout.low_bits else str(layout.code_bits),
+        "2" if layout.low_bits else str(layout.codes_per_symbol),
         str(layout.cell_codes or "*"),
         _VARIANTS[layout.forced],
         f"{context} {layout.zero_base}" if layout.mode == BY_ZERO_AND_LEVEL else context,
@@ -527,7 +558,8 @@ def head_pieces(layout: Layout) -> list[Piece]:
         number(span.code_bits, "statistics: bits of the coded codes")
         plan = span.plan
         number(plan.table_set, "table set {}")
-        number(plan.coder, f"coder: {('codewords', 'rANS for the cells')[plan.coder]}")
+        coder = ("codewords", "rANS for the cells")[plan.coder] + (", second form of the type" if plan.form else "")
+        number(plan.coder + coded_file.SECOND_FORM * plan.form, f"coder {{}}: {coder}")
         for mode in plan.modes:
             number(mode.low | mode.sign << 1, f"field mode: low part {('raw', 'coded')[mode.low]}")
         for base in plan.bases:
@@ -620,8 +652,10 @@ def watch(span: CodedSpan, payload: bytes, layout: Layout) -> Watch:
     spans, _ = plain_decoder.read_head(coded_file.pack_head(layout.head), types)
     plain = next(s for s in spans if s.name.decode() == span.name)
     group = plain_decoder.RowGroup(plain, span.unit_rows(0))
-    assert group.n_raw_bits(False) < 2048  # no words in front
-    seen = Watch([], [], group)
+    assert group.n_raw_bits(False) < 2048  # no positions in front
+    low_words = [(phase, cell, lane) for phase in (0, 1) for cell in range(group.n_cells) for lane in range(group.n_lanes(phase))]
+    low_words = [place for place in low_words for _ in range(plain.kind.low_bits)]
+    seen = Watch([f"low bits of codes, row {2 * lane + phase}, cell {cell}" for phase, cell, lane in low_words], [], group)
 
     class Watched(plain_decoder.Lanes):
         def refill(self, lanes: range) -> None:

@@ -264,7 +264,7 @@ def analyse(
     spans = scan_spans(scan)
     first_rows = _first_rows(spans)
     looks = ordered_map(lambda i: _look(source, spans, first_rows, i, lockstep), first_rows, threads)
-    seen = {i: (bases, shared) for i, bases, shared in looks}
+    seen = dict(looks)
     pool = BufferPool()
 
     def count(run: _Run) -> tuple[_Run, np.ndarray, Counts | SharedCounts | None]:
@@ -273,8 +273,7 @@ def analyse(
         if run.rows == 0:
             source.read_into(run.offset, memoryview(buffer))
             return run, buffer, None
-        bases, shared = seen[run.span]
-        coder = _coder(span, lockstep or shared is not None)
+        bases, shared, coder = seen[run.span]
         if shared is not None:
             shared_counts = coder.new_shared_counts(shared)
         else:
@@ -305,7 +304,7 @@ def analyse(
                 current.add(counts)  # type: ignore[arg-type]  # of the same tensor, so of the same kind
             if k + 1 == len(todo) or todo[k + 1].span != run.span:
                 span = spans[run.span]
-                coder = _coder(span, lockstep or isinstance(current, SharedCounts))
+                coder = seen[run.span].coder
                 n_rows = span.n_rows * span.outer
                 n_units = span.groups_per_outer * span.outer
                 if isinstance(current, SharedCounts):
@@ -320,9 +319,12 @@ def analyse(
     return Analysis(planner.table_sets, planner.plans, planner.statistics, digest.digest())
 
 
-def _coder(span: CodedSpan, whole_codes: bool) -> TensorCoder:
-    """Return the coder of a tensor that has no plan yet. Codes stay whole where rows share scales, and in preset `unit`."""
-    return tensor_coder(span.type_id, span.shape[0], newest_form(span.type_id, whole_codes))
+class _Look(NamedTuple):
+    """What is known of a tensor before it is counted: the bases of its contexts, what its rows share, and its coder."""
+
+    bases: tuple[int, ...]
+    shared: SharedRows | None
+    coder: TensorCoder
 
 
 def _read_rows(source: Source, span: CodedSpan, offset: int, rows: int) -> np.ndarray:
@@ -332,22 +334,36 @@ def _read_rows(source: Source, span: CodedSpan, offset: int, rows: int) -> np.nd
 
 def _look(
     source: Source, spans: list[CodedSpan], first_rows: dict[int, tuple[int, int]], i: int, lockstep: bool
-) -> tuple[int, tuple[int, ...], SharedRows | None]:
-    """Return what is known of tensor i before it is counted: its number, the bases of its contexts, and what its rows share."""
+) -> tuple[int, _Look]:
+    """Look at a sample of tensor i; return its number and what is known of it."""
     span = spans[i]
     n_rows = span.n_rows * span.outer
-    coder = _coder(span, True)
+    # Codes stay whole where rows share scales, and in preset `unit`.
+    coder = tensor_coder(span.type_id, span.shape[0], newest_form(span.type_id, whole_codes=True))
     offset, rows = first_rows[i]
     arrays = coder.split(_read_rows(source, span, offset, rows))
     bases = coder.context_bases(arrays)
-    if lockstep or not may_share(coder, n_rows) or not first_rows_share(coder, arrays):
-        return i, bases, None
+    shares = not lockstep and may_share(coder, n_rows) and first_rows_share(coder, arrays)
+    splits = not lockstep and newest_form(span.type_id) != coder.form
+    if not shares and not splits:
+        return i, _Look(bases, None, coder)
     parts = []
     for first in sample_groups(n_rows, span.row_bytes):
         parts.append(_read_rows(source, span, offset + first * span.row_bytes, min(TILE_ROWS, n_rows - first)))
-    # The row groups of a sample run on from one outer index to the next, those of a tensor do not.
-    are_whole = span.outer == 1 or span.n_rows % TILE_ROWS == 0
-    return i, bases, find_shared_rows(coder, np.concatenate(parts), may_have_trellis=are_whole)
+    sample = np.concatenate(parts)
+    if shares:
+        # The row groups of a sample run on from one outer index to the next, those of a tensor do not.
+        are_whole = span.outer == 1 or span.n_rows % TILE_ROWS == 0
+        shared = find_shared_rows(coder, sample, may_have_trellis=are_whole)
+        if shared is not None:
+            return i, _Look(bases, shared, coder)
+    if splits:
+        counts = coder.new_counts(bases)
+        coder.count(sample, counts)
+        splitting = tensor_coder(span.type_id, span.shape[0])
+        if planning.is_worth_splitting(coder.code_counts(counts.cells.sum(axis=0)), splitting.layout.low_bits):
+            coder = splitting
+    return i, _Look(bases, None, coder)
 
 
 def _first_rows(spans: list[CodedSpan]) -> dict[int, tuple[int, int]]:

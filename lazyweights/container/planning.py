@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +72,13 @@ RANS_MIN_SAVING_HALVES = 1 / 128
 
 RANS_STATE_BITS, RANS_TAIL_BITS = 9, 16
 """What the state of a lane costs beside the symbols, on average; and its bits that raw bits fill if there are enough."""
+
+SPLIT_MAX_LOSS = 1 / 64
+"""Bits a code that splitting off the low bits may cost. It brings about as much: codewords of whole bits waste less on symbols
+of two codes, and half as many symbols are decoded."""
+
+SAMPLE_BIAS_BITS = 1 / (2 * math.log(2))
+"""Bits by which the entropy of a sample is too low for each symbol that occurs (the correction of Miller and Madow)."""
 
 FEW_SYMBOLS = 2048
 """Contexts of cells with fewer symbols share their table with the context of the next level."""
@@ -217,6 +225,18 @@ def entropy_bits_q16(counts: np.ndarray) -> int:
     total = int(used.sum())
     of_total = log2_q16(total) if total else 0
     return int((used * (of_total - log2_all(used))).sum())  # below 2**63 for fewer than 2**43 symbols
+
+
+def is_worth_splitting(codes: np.ndarray, low_bits: int) -> bool:
+    """Return whether codes with these counts, int64 (256,), are coded as small where their low bits are split off.
+
+    Forced codes do not count: they are not coded, and the many of them would be the dearest to split.
+    """
+    n = int(codes.sum())
+    high = codes.reshape(-1, 1 << low_bits).sum(axis=1)
+    bias = int(SAMPLE_BIAS_BITS * (np.count_nonzero(codes) - np.count_nonzero(high)) * (1 << 16))
+    loss = entropy_bits_q16(high) + (low_bits << 16) * n - entropy_bits_q16(codes) - bias
+    return loss <= int(SPLIT_MAX_LOSS * (n << 16))
 
 
 def _half_mode(low: np.ndarray) -> HalfMode:

@@ -29,9 +29,13 @@ def assert_equal(streams: Streams) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell_length", "cell_stride"), [(4, 4), (8, 8), (15, 16), (16, 16), (30, 32), (31, 32), (32, 32), (1, 4), (2, 4), (3, 4)]
-)
-def test_cells(cell_length, cell_stride):
+    ("cell_length", "cell_stride", "last_table"),
+    [
+        (4, 4, -1), (8, 8, -1), (15, 16, -1), (16, 16, -1), (30, 32, -1), (31, 32, -1), (32, 32, -1), (1, 4, -1), (2, 4, -1),
+        (3, 4, -1), (15, 16, 256), (3, 4, 0),
+    ],
+)  # fmt: skip
+def test_cells(cell_length, cell_stride, last_table):
     rng = np.random.default_rng(cell_length)
     lengths = make_pool(rng, 4, 200)
     entries = lane_encode.encode_entries(entries_of(lengths))
@@ -45,11 +49,12 @@ def test_cells(cell_length, cell_stride):
         for phase in range(2):
             scalar, vector = streams
             missing = lane_encode._encode_cells_scalar(
-                symbols, phase * width, 2 * width, 1, cell_stride, cell_length, contexts, phase, 32, offsets, entries,
-                *scalar[:3],
+                symbols, phase * width, 2 * width, 1, cell_stride, cell_length, last_table, contexts, phase, 32, offsets,
+                entries, *scalar[:3],
             )
             found = vector_encode.encode_cells_phase(
-                symbols, phase * width, 2 * width, cell_stride, cell_length, contexts, phase, offsets, entries, *vector[:3]
+                symbols, phase * width, 2 * width, cell_stride, cell_length, last_table, contexts, phase, offsets, entries,
+                *vector[:3],
             )
             assert (missing != 0) == (found != 0)
         assert_equal(streams)
@@ -68,7 +73,7 @@ def test_side_planes():
         for phase in range(2):
             scalar, vector = streams
             missing = lane_encode._encode_cells_scalar(
-                symbols, phase * n_columns * 32, 1, 0, 32, 1, contexts, phase, 32, offsets, entries, *scalar[:3]
+                symbols, phase * n_columns * 32, 1, 0, 32, 1, -1, contexts, phase, 32, offsets, entries, *scalar[:3]
             )
             found = vector_encode.encode_side_phase(symbols, contexts, phase, offsets, entries, *vector[:3])
             assert not missing
@@ -87,6 +92,6 @@ def test_constant_tables_take_no_bits():
     lane_encode.start_lanes(64, state, pos)
     words = np.zeros(5000, np.uint32)
     offsets = np.array([0, 256], np.int32)
-    assert lane_encode.encode_cells(symbols, (64, 32, 1, 128), contexts, offsets, entries, 32, 64, words, state, pos) == 0
+    assert lane_encode.encode_cells(symbols, (64, 32, 1, 128), contexts, offsets, entries, 32, -1, 64, words, state, pos) == 0
     assert pos[0] == 32
     assert lane_encode.left_over(state) == 32 * 32

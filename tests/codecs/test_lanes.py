@@ -45,12 +45,13 @@ class Encoder:
         self.n_rows = n_rows
         lane_encode.start_lanes(n_rows, self.state, self.pos)
 
-    def plane(self, symbols, tables, entries) -> int:
+    def plane(self, symbols, tables, entries, last_table: int = -1) -> int:
         _, n_cells, cell_length = symbols.shape
         width = n_cells * cell_length
         return lane_encode.encode_cells(
             symbols.ravel(), (width, cell_length, 1, 2 * width), tables.astype(np.int32), offsets_of(entries),
-            lane_encode.encode_entries(entries), cell_length, self.n_rows, self.words, self.state, self.pos,
+            lane_encode.encode_entries(entries), cell_length - (last_table >= 0), 256 * last_table, self.n_rows, self.words,
+            self.state, self.pos,
         )
 
     def finish(self, tail: np.ndarray, n_bits: int) -> int:
@@ -75,7 +76,7 @@ def decode_plane(backend, words, limit, flat, tables, cell_length, n_rows, state
         offsets = tables[phase].astype(np.int32) * 2048
         offsets[:, n_lanes:] = 0
         packed = np.zeros((n_cells, quads, 32), np.uint32)
-        decode(words, limit, flat, offsets, cell_length, n_lanes, packed, *state)
+        decode(words, limit, flat, offsets, cell_length, -1, n_lanes, packed, *state)
         for position in range(cell_length):
             out[phase::2, :, position] = (packed[:, position // 4] >> np.uint32(8 * (position % 4)) & 255).T
     out[n_rows:] = 0
@@ -258,24 +259,43 @@ def test_sizes_stay_near_the_ideal_code_length():
 
 
 @pytest.mark.skipif(not vector_kernels.AVAILABLE, reason="this CPU has no AVX-512 VBMI2")
-@pytest.mark.parametrize(("cell_length", "nibbles"), [(31, False), (30, False), (16, False), (15, True), (64, False)])
-def test_pair_kernels_equal_scalar(cell_length, nibbles):
-    """Two row groups at a time: vector and scalar kernels write the same rows, forced nibbles put back or not."""
+@pytest.mark.parametrize(
+    ("cell_length", "kind"),
+    [
+        (31, lane_kernels.PLAIN_CELLS),
+        (30, lane_kernels.PLAIN_CELLS),
+        (16, lane_kernels.PLAIN_CELLS),
+        (64, lane_kernels.PLAIN_CELLS),
+        (15, lane_kernels.FORCED_NIBBLES),
+        (16, lane_kernels.SPLIT_1),
+        (16, lane_kernels.SPLIT_4),
+    ],
+)
+@pytest.mark.parametrize("last_table", [-1, 2])
+def test_pair_kernels_equal_scalar(cell_length, kind, last_table):
+    """Two row groups at a time: vector and scalar kernels write the same rows, forced nibbles put back, split codes joined."""
+    if last_table >= 0 and cell_length != 16:
+        pytest.skip("only cells of 16 symbols have a last one with a table of its own")
     rng = np.random.default_rng(cell_length)
     lengths = make_pool(rng, 4, 256)
     flat, entries = canonical.decode_tables(lengths), entries_of(lengths)
     n_cells = 5
+    low_bits = {lane_kernels.SPLIT_1: 1, lane_kernels.SPLIT_4: 4}.get(kind, 0)
     streams, tiles, tables = [], [], []
     for _ in range(2):
         symbols, table = random_tile(rng, lengths, 64, n_cells, cell_length)
+        if last_table >= 0:
+            symbols[..., -1] = rng.choice(np.flatnonzero(lengths[last_table]), (64, n_cells))
         encoder = Encoder(60000, 64)
-        assert encoder.plane(symbols, table, entries) == lane_encode.OK
+        assert encoder.plane(symbols, table, entries, last_table) == lane_encode.OK
         encoder.finish(np.zeros(1, np.uint8), 0)
         streams.append(encoder.words[: encoder.pos[0]])
         tiles.append(symbols)
         tables.append(table)
-    words = np.concatenate([*streams, np.zeros(64, np.uint32)])
-    stride = -(-cell_length // 16) * 16
+    low = rng.integers(0, 1 << 32, (2, 2, n_cells, 32, low_bits), np.uint32)  # of each stream and phase
+    words = np.concatenate([*streams, low.ravel(), np.zeros(64, np.uint32)])
+    low_at = sum(s.size for s in streams)
+    stride = 32 if low_bits else -(-cell_length // 16) * 16
     row_bytes = n_cells * stride
     positions = rng.integers(0, 1024, (2, 2, n_cells, 32)).astype(np.int32)
     results = []
@@ -286,14 +306,25 @@ def test_pair_kernels_equal_scalar(cell_length, nibbles):
         for phase in range(2):
             offsets = np.stack([t[phase] for t in tables]).astype(np.int32) * 2048
             at = positions[0].size * phase
-            bases = np.array([phase * row_bytes, (64 + phase) * row_bytes, at, at + 32 * n_cells], np.int64)
+            lows = [low_at + low[0].size * s + low[0, 0].size * phase for s in range(2)]
+            bases = np.array([phase * row_bytes, (64 + phase) * row_bytes, at, at + 32 * n_cells, *lows], np.int64)
             strides = np.array([2 * row_bytes, stride], np.int64)
             decode(
-                words, words.size, flat, offsets, cell_length, out, bases, strides, nibbles, positions.ravel(), buf, held, pos
+                words, words.size, flat, offsets, cell_length - (last_table >= 0), 2048 * last_table, out, bases, strides, kind,
+                positions.ravel(), buf, held, pos,
             )
         assert (pos - [0, streams[0].size]).tolist() == [s.size for s in streams]
         results.append(out.reshape(2, 64, n_cells, stride))
-    keep = 16 if nibbles else cell_length
+    keep = 16 if kind == lane_kernels.FORCED_NIBBLES else 32 if low_bits else cell_length
     np.testing.assert_array_equal(results[0][..., :keep], results[1][..., :keep])
-    if not nibbles:
-        np.testing.assert_array_equal(results[0][..., :cell_length], np.stack(tiles))
+    symbols = np.stack(tiles)
+    if kind == lane_kernels.PLAIN_CELLS:
+        np.testing.assert_array_equal(results[0][..., :cell_length], symbols)
+    if low_bits:
+        codes = results[0]
+        high = codes >> low_bits
+        np.testing.assert_array_equal(high[..., :16] | high[..., 16:] << 4, symbols)
+        for s, row, cell in np.ndindex(2, 64, n_cells):
+            number = int.from_bytes(low[s, row % 2, cell, row // 2].tobytes(), "little")
+            want = [number >> (2 * low_bits * (i % 16) + low_bits * (i // 16)) & (1 << low_bits) - 1 for i in range(32)]
+            assert (codes[s, row, cell] & (1 << low_bits) - 1).tolist() == want

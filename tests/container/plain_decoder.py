@@ -62,6 +62,7 @@ class TypeRow:
     zero_base: int
     level: str
     raws: tuple[tuple[str, int, int, int], ...]  # name, values per block (0: one a code), bits, bits if windowed
+    low_bits: int = 0  # of split codes
 
 
 def cells_of(line: str) -> list[str]:
@@ -88,12 +89,13 @@ def parse_type_row(line: str) -> TypeRow:
     name, type_id, block, halves, fields, codes, bits, per_symbol, cell, variant, context, level, raws = cells_of(line)
     size, n_bytes = block.split(" / ")
     kind, _, base = context.partition(" ")
+    bits, _, low_bits = bits.partition(" + ")
     return TypeRow(
         name, int(type_id), int(size), int(n_bytes),
         tuple((item.removesuffix(" - scale"), item.endswith(" - scale")) for item in _items(halves)),
         tuple(_byte_field(item) for item in _items(fields)),
         codes, int(bits), int(per_symbol), 0 if cell == "*" else int(cell), variant, kind, int(base or 0), level,
-        tuple(_raw(item) for item in _items(raws)),
+        tuple(_raw(item) for item in _items(raws)), int(low_bits or 0),
     )  # fmt: skip
 
 
@@ -399,6 +401,19 @@ class RowGroup:
         per_block += sum(0 if low else 8 if sign == 2 else 7 for low, sign in self.span.modes)
         return self.n_rows * self.n_blocks * per_block
 
+    def low_bits(self, data: bytes) -> dict[tuple[int, int], list[int]]:
+        """Return the low bits of the codes of each (row, cell) at the start of some bytes: "Split codes"."""
+        width = self.kind.low_bits
+        found: dict[tuple[int, int], list[int]] = {}
+        for phase in (0, 1):
+            for cell in range(self.n_cells):
+                for lane in range(self.n_lanes(phase) if width else 0):
+                    at = 4 * width * len(found)
+                    number = int.from_bytes(data[at : at + 4 * width], "little")
+                    places = [2 * width * i + width * k for k in (0, 1) for i in range(16)]
+                    found[2 * lane + phase, cell] = [number >> place & (1 << width) - 1 for place in places]
+        return found
+
     # Kinds 2 and 3.
 
     def decode(self, payload: bytes, unforced: bool) -> None:
@@ -408,7 +423,9 @@ class RowGroup:
         variant = "-" if unforced else self.kind.variant
         windowed = variant == "window"
         # "Forced codes": where the positions stand.
-        position_bits = POSITION_BITS.get(variant, 0)
+        low_bits = self.kind.low_bits
+        is_forced = variant in POSITION_BITS
+        position_bits = POSITION_BITS.get(variant, 0) - low_bits * is_forced
         order = self.rows_in_lane_order()
         n_raw = self.n_raw_bits(windowed)
         n_front = 0
@@ -418,6 +435,9 @@ class RowGroup:
             n_raw += len(order) * position_bits
         front = Bits(bits_of(payload[: 4 * n_front]))
         positions = {key: front.value(position_bits) for key in order} if n_front else {}
+        split_off = self.low_bits(payload[4 * n_front :])
+        n_front += low_bits * self.n_rows * self.n_cells
+        assert len(payload) >= 4 * n_front
         lanes = Lanes(payload[4 * n_front :])
 
         # "Side planes".
@@ -439,7 +459,7 @@ class RowGroup:
         # "Cells".
         contexts = self.cell_contexts(sides, 256 if unforced else 0)
         removed = {"min": 1, "min max": 2, "127": 1}.get(variant, 0)
-        n_symbols = self.cell_symbols - removed // self.kind.codes_per_symbol
+        n_symbols = self.cell_symbols - (0 if low_bits else removed // self.kind.codes_per_symbol)
         cells: list[list[list[int]]] = [[[] for _ in range(self.n_cells)] for _ in range(self.n_rows)]
         coder = RansLanes(lanes, self.n_lanes(0)) if self.span.by_rans else None
         for phase in (0, 1):
@@ -449,7 +469,8 @@ class RowGroup:
                         lanes.refill(range(self.n_lanes(phase)))
                     for lane in range(self.n_lanes(phase)):
                         row = 2 * lane + phase
-                        table = self.span.cell_tables[contexts[row][cell]]
+                        is_last = low_bits and is_forced and position == 15
+                        table = self.span.cell_tables[255 if is_last else contexts[row][cell]]
                         if coder is None:
                             cells[row][cell].append(lanes.symbol(lane, self.span.codes[table]))
                         else:
@@ -484,11 +505,17 @@ class RowGroup:
         for name, n, bits, w in self.raws:
             width = w if windowed else bits
             self.raw[name] = [[raw.value(width) for _ in range(n * self.n_blocks)] for _ in range(self.n_rows)]
-        if position_bits and not positions:
+        if is_forced and not positions:
             positions = {key: raw.value(position_bits) for key in order}
 
         for row, cells_of_row in enumerate(cells):
-            if position_bits:
+            if low_bits:  # from here on these are codes
+                for cell, coded in enumerate(cells_of_row):
+                    coded[:] = [s & 15 for s in coded] + [s >> 4 for s in coded]
+                    coded[:] = [high << low_bits | rest for high, rest in zip(coded, split_off[row, cell], strict=True)]
+                    if is_forced:
+                        positions[row, cell] = positions[row, cell] << low_bits | coded.pop() & (1 << low_bits) - 1
+            if is_forced:
                 for block, coded in enumerate(cells_of_row):
                     put_forced(coded, variant, positions[row, block], self.cell_symbols)
             self.symbols.append([symbol for coded in cells_of_row for symbol in coded])
@@ -684,6 +711,9 @@ class RowGroup:
         kind = self.kind
         codes = []
         for symbols in self.symbols:
+            if kind.low_bits:
+                codes.append(symbols)
+                continue
             row: list[int] = []
             for at in range(0, len(symbols), self.cell_symbols):
                 cell = symbols[at : at + self.cell_symbols]

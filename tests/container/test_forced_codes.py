@@ -9,6 +9,8 @@ from lazyweights.container.forced_codes import position_index, put_forced, take_
 from lazyweights.container.stream_layout import FORCED_ABS_127, FORCED_MIN, FORCED_MIN_MAX
 
 VARIANTS = [(FORCED_MIN, 32), (FORCED_MIN_MAX, 32), (FORCED_MIN_MAX, 16), (FORCED_ABS_127, 32)]
+LOW_BITS = {FORCED_MIN: 1, FORCED_ABS_127: 4}
+"""Of split codes, which leave the low bits of the position in the last code."""
 
 
 def split_codes(block: np.ndarray) -> list[int]:
@@ -62,12 +64,14 @@ def make_rows(rng: np.random.Generator, forced: int, width: int, n_rows: int, n_
     return np.array(blocks, np.uint8).reshape(n_rows, n_blocks * width)
 
 
+@pytest.mark.parametrize("is_split", [False, True])
 @pytest.mark.parametrize(("forced", "width"), VARIANTS)
 @pytest.mark.parametrize(("n_rows", "n_blocks"), [(1, 1), (2, 3), (5, 2), (33, 1), (64, 9)])
-def test_take_equals_reference_and_put_undoes_it(forced, width, n_rows, n_blocks):
+def test_take_equals_reference_and_put_undoes_it(forced, width, n_rows, n_blocks, is_split):
     rng = np.random.default_rng(100 * n_rows + forced)
-    meta = np.zeros(12, np.int64)
-    meta[0], meta[2], meta[4] = n_blocks, width, forced
+    low_bits = LOW_BITS.get(forced, 0) if is_split else 0
+    meta = np.zeros(13, np.int64)
+    meta[0], meta[2], meta[4], meta[12] = n_blocks, width, forced, low_bits
     for _ in range(8):
         rows = make_rows(rng, forced, width, n_rows, n_blocks)
         taken, positions = rows.copy(), np.zeros(n_rows * n_blocks, np.uint32)
@@ -76,10 +80,13 @@ def test_take_equals_reference_and_put_undoes_it(forced, width, n_rows, n_blocks
             for block in range(n_blocks):
                 codes = split_codes(rows[row, block * width : (block + 1) * width])
                 position = take_reference(codes, forced, width)
+                if low_bits:
+                    codes[31] = position & (1 << low_bits) - 1
+                    position >>= low_bits
                 assert positions[position_index(row, block, n_rows, n_blocks)] == position
                 assert taken[row, block * width : (block + 1) * width].tolist() == join_codes(codes, width)
         flat = taken.reshape(-1)
-        put_forced(flat, 0, taken.shape[1], n_rows, forced, n_blocks, width, width, positions)
+        put_forced(flat, 0, taken.shape[1], n_rows, forced, n_blocks, width, width, low_bits, positions)
         np.testing.assert_array_equal(taken, rows)
 
 
@@ -87,7 +94,7 @@ def test_take_equals_reference_and_put_undoes_it(forced, width, n_rows, n_blocks
 @pytest.mark.parametrize("row", [0, 40, 63])
 def test_a_block_without_the_code_keeps_the_whole_group(forced, width, row):
     rng = np.random.default_rng(row)
-    meta = np.zeros(12, np.int64)
+    meta = np.zeros(13, np.int64)
     meta[0], meta[2], meta[4] = 3, width, forced
     rows = make_rows(rng, forced, width, 64, 3)
     block = rows[row, width : 2 * width]

@@ -174,7 +174,7 @@ def verbatim_tensor(head: Head, **fields: Any) -> Head:
     """Change the description of the tensor that is kept verbatim."""
     k = next(i for i, t in enumerate(head.tensors) if t.name == "rope_freqs.weight")
     tensors = list(head.tensors)
-    tensors[k] = replace(tensors[k], **fields)
+    tensors[k] = tensors[k]._replace(**fields)
     return Head(head.spans, tensors, head.table_sets)
 
 
@@ -206,6 +206,7 @@ HEAD_ATTACKS: dict[str, tuple[Callable[[Head], Head], type[LazyWeightsError]]] =
     "frequencies that sum to 8192": (lambda h: changed_freqs(h, lambda old: 2 * old), FormatError),
     "no frequencies": (without_freqs, FormatError),
     "an unknown coder": (lambda h: changed_plan(h, coder=3), FormatError),
+    "split codes by rANS": (lambda h: changed_plan(h, coder=RANS, form=1), FormatError),
     "a coder without frequencies": (lambda h: changed_plan(without_freqs(h), coder=RANS), FormatError),
     "span too long": (lambda h: changed_span(h, 0, n_bytes=h.spans[0].n_bytes + 1), FormatError),
     "span too short": (lambda h: changed_span(h, 0, n_bytes=h.spans[0].n_bytes - 1), FormatError),

@@ -237,7 +237,7 @@ def test_row_groups_that_break_the_rule(
 
 def test_nothing_is_counted_of_row_groups_that_break_the_rule() -> None:
     data = np.frombuffer(shared_tensor("Q8_0", (96, 200), np.random.default_rng(89), trellis=True), np.uint8).reshape(200, -1)
-    coder = tensor_coder(TYPE_BY_NAME["Q8_0"].type_id, 96)
+    coder = tensor_coder(TYPE_BY_NAME["Q8_0"].type_id, 96, form=0)  # of whole codes
     shared = shared_rows.find_shared_rows(coder, data)
     assert shared is not None
     assert shared.is_trellis
