@@ -71,7 +71,7 @@ def _odd_codes(typingctx: Any, codes: Any, at: Any) -> Any:
 
 
 @njit(inline="always")
-def _spread(bits: int) -> int:
+def _spread(bits: Any) -> Any:
     """Return 16 bits with a zero above each of them."""
     bits = (bits | (bits << uint32(8))) & uint32(0x00FF00FF)
     bits = (bits | (bits << uint32(4))) & uint32(0x0F0F0F0F)
@@ -85,9 +85,9 @@ def split_high(codes: np.ndarray, low_bits: int, high: np.ndarray) -> None:
     source, target = codes.reshape(codes.size), high.reshape(high.size)
     for cell in range(target.size // 16):
         if low_bits == 4:
-            _put_bytes(_HIGH_4, source, 32 * cell, target, 16 * cell)
+            _put_bytes(_HIGH_4, source, 32 * cell, target, 16 * cell)  # type: ignore[call-arg]
         else:
-            _put_bytes(_HIGH_1, source, 32 * cell, target, 16 * cell)
+            _put_bytes(_HIGH_1, source, 32 * cell, target, 16 * cell)  # type: ignore[call-arg]
 
 
 @njit(cache=True, nogil=True)
@@ -101,10 +101,12 @@ def pack_low(codes: np.ndarray, low_bits: int, out: np.ndarray, first_byte: int)
             for row in range(phase, n_rows, 2):
                 place = row * width + 32 * cell
                 if low_bits == 4:
-                    _put_bytes(_LOW_4, source, place, out, at)
+                    _put_bytes(_LOW_4, source, place, out, at)  # type: ignore[call-arg]
                     at += 16
                 else:
-                    bits = _spread(_odd_codes(source, place)) | (_spread(_odd_codes(source, place + 16)) << uint32(1))
+                    first = _spread(_odd_codes(source, place))  # type: ignore[call-arg]
+                    second = _spread(_odd_codes(source, place + 16))
+                    bits = first | (second << uint32(1))
                     store_u32(out, at, uint32(bits))
                     at += 4
 
@@ -137,7 +139,7 @@ def join_split(
                     out[at + i] = (symbols[i] << np.uint8(4)) | (lows[i] & np.uint8(15))
                     out[at + i + np.uint64(16)] = (symbols[i] & np.uint8(0xF0)) | (lows[i] >> np.uint8(4))
             else:
-                bits = uint32(load_u64(low, np.int64(place)) & np.uint64(0xFFFFFFFF))
+                bits = uint32(load_u64(low, np.int64(place)) & np.uint64(0xFFFFFFFF))  # type: ignore[call-arg]
                 for i in range(np.uint64(16)):
                     lows[i] = np.uint8((bits >> uint32(np.uint64(2) * i)) & uint32(3))
                 for i in range(np.uint64(16)):

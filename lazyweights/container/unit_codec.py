@@ -277,7 +277,7 @@ class Part(NamedTuple):
         Row groups and rows; of verbatim bytes 1 and 0.
     first_byte : int
         Where its packed rows start in the output.
-    index : int
+    place : int
         Number of the first row group among all that are handed over with their kinds and sizes.
     """
 
@@ -286,7 +286,7 @@ class Part(NamedTuple):
     n_units: int
     n_rows: int
     first_byte: int = 0
-    index: int = 0
+    place: int = 0
 
 
 class Units(NamedTuple):
@@ -356,7 +356,7 @@ def prepare_parts(jobs: Iterable[list[Part]]) -> list[PreparedParts]:
             if mine is None:
                 job.alone.append(part)
                 continue
-            rows.append([part.n_rows, part.index, part.n_units, part.first_byte])
+            rows.append([part.n_rows, part.place, part.n_units, part.first_byte])
             arrays.append(mine)
             job.by_rans |= plan.coder == RANS
         job.in_batch = slice(first, len(rows))
@@ -446,7 +446,7 @@ def _decode_streams(
     `hash_address` : 0, or of the function with which that call compares checksums
     """
     for part in prepared.alone:
-        mine = slice(part.index, part.index + part.n_units)
+        mine = slice(part.place, part.place + part.n_units)
         _decode_alone(part, words, units.starts[mine], units.n_words[mine], units.stream_kinds[mine], tables, out, status[mine])
     if prepared.batch is not None:
         rans_tables = tables.rans_flat if prepared.by_rans else tables.no_rans
@@ -488,8 +488,8 @@ def _unit_bytes(part: Part, k: int) -> slice:
 
 def _locate(parts: list[Part], k: int) -> tuple[Part, int, slice]:
     """Return the part that unit k belongs to, its number within the span, and its bytes in the output."""
-    part = next(part for part in parts if part.index <= k < part.index + part.n_units)
-    return part, part.first_unit + k - part.index, _unit_bytes(part, k - part.index)
+    part = next(part for part in parts if part.place <= k < part.place + part.n_units)
+    return part, part.first_unit + k - part.place, _unit_bytes(part, k - part.place)
 
 
 def _compare_checksums(
@@ -499,13 +499,13 @@ def _compare_checksums(
 
     `is_partly_done` : whether the streams of row groups decoded in a batch were compared
     """
-    alone = {part.index for part in prepared.alone}
+    alone = {part.place for part in prepared.alone}
     for part in prepared.parts:
-        mine: Iterable[int] = range(part.index, part.index + part.n_units)
-        if is_partly_done and part.index not in alone:
+        mine: Iterable[int] = range(part.place, part.place + part.n_units)
+        if is_partly_done and part.place not in alone:
             mine = [k for k in skipped if k in mine]
         for k in mine:
-            if checksum(out[_unit_bytes(part, k - part.index)]) != int(expected[k]):
+            if checksum(out[_unit_bytes(part, k - part.place)]) != int(expected[k]):
                 status[k] = GROUP_WRONG
 
 
