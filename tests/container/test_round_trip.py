@@ -616,6 +616,6 @@ def test_a_job_spans_tensors_and_verbatim_bytes(tmp_path):
     assert [part.span.is_coded for part in header.parts] == [False]
     assert header.table_set == -1
     assert [part.span.is_coded for part in job.parts] == 4 * [True, False]
-    assert [part.index for part in job.parts] == [sum(p.n_units for p in job.parts[:i]) for i in range(8)]
+    assert [part.place for part in job.parts] == [sum(p.n_units for p in job.parts[:i]) for i in range(8)]
     assert (job.first_byte, job.n_bytes) == (header.n_bytes, len(data) - header.n_bytes)
     assert (header.name, job.name) == ("", "blk.0.w")
