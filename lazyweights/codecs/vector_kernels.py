@@ -389,7 +389,7 @@ def decode_cells_pair(words, limit, tables, offsets, cell_length, last_table, ou
         start; then for each where in `words` the low bits of its split codes do
     strides : int64 (2,), bytes from lane to lane and from cell to cell; a cell is written in whole 16-byte pieces
     kind : PLAIN_CELLS; FORCED_NIBBLES: put back forced nibbles (cells of 15 symbols of two codes each); SPLIT_1 or SPLIT_4:
-        join 16 symbols and the low bits of 32 codes of 5 or 8 bits (`container.split_codes`)
+        join 16 symbols and the low bits of 32 codes of 5 or 8 bits (`codecs.split_codes`)
     positions : int32, flat, the positions of forced nibbles: 32 lanes of each cell
     buf : uint64 (2, 32), held : int32 (2, 32), pos : int64 (2,), decoder states; `pos` counts in `words`
     """
